@@ -22,14 +22,14 @@ from chairlift.errors import ChairliftError
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import KeyMiddleware, is_admin_call
 from chairlift.server.api import engine, health, models, requests
-from chairlift.server.api.endpoint import OPENAI_ERRORS
 from chairlift.server.api.routes import ENDPOINTS, EndpointCaller, make_router
 from chairlift.server.http.body_limits import BodyLimitMiddleware
-from chairlift.server.http.error_responses import describe_error
+from chairlift.server.http.error_responses import describe_error, error_response
 from chairlift.server.http.root_path import route_path
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import ModelObservers, ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
+from chairlift.server.protocol.base import ErrorBody
 from chairlift.server.serve_options import ServeOptions
 from chairlift.server.telemetry.call_log import CallLogMiddleware
 from chairlift.server.web.page_routes import data_router, file_router
@@ -162,5 +162,5 @@ async def _end_call(_request: Request, _error: Exception) -> Response:
 
 async def _respond_to_error(request: Request, error: Exception) -> Response:
     called = (each for each in ENDPOINTS if request.method == "POST" and each.path == route_path(request.scope))
-    form = next((endpoint.errors for endpoint in called), OPENAI_ERRORS)
-    return form.respond(*describe_error(request, error, is_admin=is_admin_call(request)))
+    form = next((endpoint.errors for endpoint in called), ErrorBody)
+    return error_response(*describe_error(request, error, is_admin=is_admin_call(request)), form)

@@ -9,10 +9,9 @@ from chat_planner import planner
 
 from chairlift.errors import ConfigError
 from chairlift.outputs import CompletionOutput
-from chairlift.server.api.answers import ParsedAnswer
-from chairlift.server.api.answers import parse_answer as parse_output
 from chairlift.server.preparation.conversation import ChatPlan
 from chairlift.server.protocol.chat import ChatCompletionRequest
+from chairlift.server.tools.answer_parser import DeltaMessage
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": SCHEMA}}
@@ -31,8 +30,8 @@ def plan(template: str, **fields: Any) -> ChatPlan:
     return planner(template).plan(ChatCompletionRequest.model_validate(body))
 
 
-def parse_answer(plan: ChatPlan, text: str) -> ParsedAnswer:
-    return parse_output(plan, CompletionOutput(0, text, [], "stop"))
+def parse_answer(plan: ChatPlan, text: str) -> DeltaMessage:
+    return DeltaMessage.joined(plan.new_parser().read(CompletionOutput(0, text, [], "stop")))
 
 
 def prompt(template: str, **fields: Any) -> str:
@@ -69,7 +68,7 @@ def test_a_family_of_models(template: str, tools: str, call: str, answer: str | 
     assert "sunny" in text
     assert planned.params.skip_special_tokens == (template in ("smollm3", "olmo3"))  # Their tags are no special tokens.
     (found,) = parse_answer(planned, call if answer is None else answer).tool_calls
-    assert (found.function.name, found.function.arguments) == ("get_weather", '{"city": "Rome"}')
+    assert (found.name, found.arguments) == ("get_weather", '{"city": "Rome"}')
 
 
 @pytest.mark.parametrize("template", ["granite3", "phi4_mini", "smollm3", "olmo3"])
@@ -84,7 +83,7 @@ def test_structured_answers_of_gpt_oss_follow_the_header_of_the_final_channel() 
     assert (structured.prompts[0][0] or "").endswith("<|start|>assistant<|channel|>final<|message|>")
     assert parse_answer(structured, '{"a": 1}').content == '{"a": 1}'
     forced = plan("gpt_oss", tool_choice="required")
-    assert parse_answer(forced, f"[{CALL}]").tool_calls[0].function.arguments == '{"city": "Rome"}'
+    assert parse_answer(forced, f"[{CALL}]").tool_calls[0].arguments == '{"city": "Rome"}'
     free = plan("gpt_oss", tool_choice="none")
     final = "<|start|>assistant<|channel|>final<|message|>Yes."
     parsed = parse_answer(free, f"<|channel|>analysis<|message|>Hm.<|end|>{final}")

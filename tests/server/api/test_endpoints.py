@@ -26,8 +26,8 @@ MODULE = '''
 
 from pydantic import BaseModel
 
-from chairlift.server.api.endpoint import Endpoint, serve_planned
-from chairlift.server.protocol.chunks import encode
+from chairlift.server.api.endpoint import Endpoint
+from chairlift.server.protocol.encoding import encode
 from chairlift.server.protocol.base import RequestBody
 
 
@@ -47,7 +47,7 @@ def _plan(planner, body):
 
 
 TOKEN_LENGTHS = Endpoint(
-    "/v1/token_lengths", "token_lengths", "Measure tokens.", LengthsRequest, LengthsResponse, _plan, serve_planned
+    "/v1/token_lengths", "token_lengths", "Measure tokens.", LengthsRequest, LengthsResponse, _plan
 )
 '''
 PATH = "/v1/token_lengths"

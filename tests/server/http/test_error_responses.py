@@ -8,8 +8,15 @@ import httpx
 import pytest
 
 from chairlift.errors import RequestError
-from chairlift.server.preparation.request_plan import rename_fields_in_errors
+from chairlift.server.protocol.base import RequestBody
 from running_server import RunningServer
+
+
+class BodyWithLimit(RequestBody):
+    @property
+    def chat_field_names(self) -> dict[str, str]:
+        return {"max_tokens": "limit"}
+
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 
@@ -146,7 +153,7 @@ def test_errors_quote_the_request_unchanged(api_server: RunningServer, path: str
     ],
 )
 def test_only_errors_of_limits_are_renamed(error: RequestError, expected: str) -> None:
-    with pytest.raises(RequestError, match=f"^{expected}") as raised, rename_fields_in_errors({"max_tokens": "limit"}):
+    with pytest.raises(RequestError, match=f"^{expected}") as raised, BodyWithLimit().errors_with_own_names():
         raise error
     assert raised.value.param == ("limit" if error.param == "max_tokens" else error.param)
 

@@ -16,10 +16,9 @@ from chairlift.errors import RequestError
 from chairlift.grammar.compiler import CompiledGrammar, GrammarCompiler
 from chairlift.loading.text.hf_tokenizer import folder_tokenizer
 from chairlift.loading.text.tokenizer import Tokenizer
-from chairlift.server.api.answers import ParsedAnswer
 from chairlift.server.protocol.tools import FunctionTool
 from chairlift.server.tools.answer_formats import TOOL_CALL_FORMATS
-from chairlift.server.tools.answer_parser import AnswerParser
+from chairlift.server.tools.answer_parser import AnswerParser, DeltaMessage
 from chairlift.server.tools.followed_schema import SCHEMA_LISTS, SCHEMA_MAPS, UNFOLLOWED, FollowedSchema
 from chairlift.server.tools.harmony_parser import HarmonyParser
 from chairlift.server.tools.tool_constraints import TEXT, CallGrammar
@@ -229,11 +228,9 @@ def test_calls_of_strict_tools_follow_the_schema_in_every_format_and_are_parsed(
     for grammar in (free, only):
         assert accepts(grammar, text)
         assert not accepts(grammar, text.replace("true", "1"))
-    answer = ParsedAnswer()
-    answer.add(parser.feed(text))
-    answer.add(parser.finish())
+    answer = DeltaMessage.joined([parser.feed(text), parser.finish()])
     (call,) = answer.tool_calls
-    assert (call.function.name, json.loads(call.function.arguments), answer.content) == ("f", {"ok": True}, "")
+    assert (call.name, json.loads(call.arguments), answer.content) == ("f", {"ok": True}, "")
 
 
 KEYS = [

@@ -21,18 +21,16 @@ from chairlift.observability.step_cost import CostLine
 from chairlift.server.access.call import call_of, require_admin
 from chairlift.server.access.event_readers import EventReaders
 from chairlift.server.access.keys import KeyRing
+from chairlift.server.http.error_responses import error_models
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import VisibleEngine
-from chairlift.server.protocol.base import ErrorBody
-from chairlift.server.protocol.chunks import to_named_event
+from chairlift.server.protocol.encoding import to_named_event
 from chairlift.server.telemetry.engine_observer import EngineObserver
 
 MAX_BUFFERED_EVENTS: Final = 4096
 """Maximum number of events that are buffered for a slow reader before the oldest ones are dropped."""
 
 MAX_READERS: Final = 16
-
-ADMIN_ERRORS: dict[int | str, dict[str, Any]] = {403: {"model": ErrorBody}, 404: {"model": ErrorBody}}
 
 
 class KVCachePlanView(BaseModel):
@@ -98,7 +96,7 @@ def router(manager: ModelManager, keys: KeyRing) -> APIRouter:
     registry = CollectorRegistry()
     registry.register(_AllMetrics(manager))
 
-    @routes.get("/v1/engine", responses=ADMIN_ERRORS)
+    @routes.get("/v1/engine", responses=error_models(403, 404))
     async def get_engine(request: Request, model: str | None = None, replica: str | None = None) -> EngineView:
         """Return the status, configuration, KV pool and batch of the engine of a model, or of one of its replicas."""
         require_admin(request, "shows the requests of all keys")
@@ -106,7 +104,7 @@ def router(manager: ModelManager, keys: KeyRing) -> APIRouter:
         engine = served.engine(replica)
         return _engine_view(engine, list(served.replicas))
 
-    @routes.get("/v1/events", responses={**ADMIN_ERRORS, 429: {"model": ErrorBody}})
+    @routes.get("/v1/events", responses=error_models(403, 404, 429))
     async def stream_events(request: Request, model: str | None = None, replica: str | None = None) -> Response:
         """Stream the events of the engine of a model, or of one of its replicas, from now on, the configuration first.
         A slow reader loses the oldest events and receives their number."""

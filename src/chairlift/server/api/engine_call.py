@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, Generic, Self, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
-from msgspec import UNSET
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from chairlift.counts import counted
 from chairlift.engine.async_llm import Generation
 from chairlift.errors import ChairliftError, DeadlineError, RequestError
-from chairlift.outputs import CompletionOutput, RequestOutput, RequestTimes
+from chairlift.outputs import RequestOutput, RequestTimes
 from chairlift.sampling_params import SamplingParams
-from chairlift.server.api.endpoint import CallContext
-from chairlift.server.api.logprobs import LogprobWriter
+from chairlift.server.access.admission import AdmissionController, Permit
+from chairlift.server.access.call import Call
 from chairlift.server.http.error_responses import error_info
 from chairlift.server.http.streaming import COMMENT, EventStream
-from chairlift.server.preparation.request_plan import (
-    RequestPlan,
-    attribute_errors_to,
-    check_logprobs,
-    rename_fields_in_errors,
-)
+from chairlift.server.models.served_model import ModelLease
+from chairlift.server.preparation.request_plan import RequestPlan, check_logprobs
 from chairlift.server.protocol.base import ErrorBody, ErrorInfo, PromptTokensDetails, Timings, UsageInfo
-from chairlift.server.protocol.chunks import DONE, Chunk, ChunkChoice, encode, to_chunk
-from chairlift.server.protocol.sampling import CallFields, EngineFields, SamplingFields
+from chairlift.server.protocol.encoding import DONE, encode, to_chunk
+from chairlift.server.protocol.sampling import CallFields, EngineFields
 
 MAX_ANSWERS_PER_CALL: Final = 2048
 """The maximum number of prompts times answers of one call."""
@@ -60,7 +53,6 @@ PROMPTS_PER_ITERATION: Final = 32
 
 CallBody = TypeVar("CallBody", bound=CallFields)
 Fields = TypeVar("Fields", bound=EngineFields)
-ChunkFields = TypeVar("ChunkFields", bound=SamplingFields)
 Plans = TypeVar("Plans", bound=RequestPlan)
 
 
@@ -130,48 +122,46 @@ def timing_headers(timings: Timings | None) -> dict[str, str]:
 class EngineCall(ABC, Generic[CallBody, Plans]):
     """One call of an endpoint that uses the engine, from its admission to its end.
 
-    Raises:
-        RequestError, OverloadedError: the call is not admitted.
+    Args:
+        record: what all layers of the server know of the call.
+        lease: the lease of its model, which the call renews, because a stream continues after it.
+
+    Attributes:
+        id_prefix: the beginning of the ids of responses.
     """
 
-    def __init__(self, context: CallContext, body: CallBody, plan: Plans) -> None:
-        service, record = context.lease.service, context.call
-        self.body, self.plan = body, plan
-        self.llm, self._service = service.llm, service
-        self._check_size()
-        token_ids = [ids for _, ids in plan.prompts]
-        self.permit = context.admission.admit(
-            record.key,
-            token_ids,
-            timeout=_remaining_seconds(body.timeout, record.model_seconds),
-            cache_salt=body.cache_salt,
-            slot=record.slot,
-        )
-        request_id = body.request_id or record.request_id or uuid.uuid4().hex
-        self.id = record.id = f"{context.endpoint.id_prefix}{request_id}"
-        self.lora_name = context.lease.model.adapter_of(body.model)
-        self.model = self.lora_name or service.name
-        self.created = int(time.time())
-        self.usage = CallUsage(sum(map(len, token_ids)))
-        self.generations: list[Generation] = []
-        self.record = record
-        self._lease = context.lease.renew()
+    id_prefix: ClassVar[str]
+    permit: Permit
 
-    @classmethod
-    async def start(cls, context: CallContext, body: CallBody, plan: Plans) -> Self:
-        """Admit a call, and send its requests to the engine. The caller must close it."""
-        call = cls(context, body, plan)
-        try:
-            for index, prompt in enumerate(plan.prompts):
-                request_id = call.id if len(plan.prompts) == 1 else f"{call.id}.{index}"
-                call.generations.append(call._generate(prompt, request_id))
-                if index % PROMPTS_PER_ITERATION == PROMPTS_PER_ITERATION - 1:
-                    await asyncio.sleep(0)
-        except BaseException:
-            call.close()
-            raise
-        call.permit.call_after_deadline(call._fail_after_deadline)
-        return call
+    def __init__(
+        self, record: Call, lease: ModelLease, admission: AdmissionController, body: CallBody, plan: Plans
+    ) -> None:
+        self.record, self.body, self.plan = record, body, plan
+        self._admission, self._lease, self._service = admission, lease, lease.service
+        self.llm = lease.service.llm
+        self.lora_name = lease.model.adapter_of(body.model)
+        self.model = self.lora_name or lease.service.name
+        self.id = f"{self.id_prefix}{body.request_id or record.request_id or uuid.uuid4().hex}"
+        self.created = int(time.time())
+        self.usage = CallUsage(sum(len(token_ids) for _, token_ids in plan.prompts))
+        self.generations: list[Generation] = []
+
+    async def serve(self) -> Response:
+        """Answer the call.
+
+        Raises:
+            ChairliftError: before anything of the response is sent.
+        """
+        unfollowed: tuple[str, ...] = ()
+        if self.plan.params.structured_outputs is not None:
+            unfollowed = await self.llm.engine.input_processor.constraints.compile_in_background(self.plan.params)
+        self._check_size()
+        await self._start()
+        self.record.ignored = ignored = self._ignored_fields(unfollowed)
+        response = await self.respond()
+        if ignored:
+            response.headers[IGNORED_HEADER] = ", ".join(ignored)
+        return response
 
     def _check_size(self) -> None:
         num_prompts, n = len(self.plan.prompts), self.plan.params.n
@@ -183,12 +173,34 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
             )
         check_logprobs(self.plan, self.llm.engine.input_processor.limits)
 
+    async def _start(self) -> None:
+        """Admit the call, and send its requests to the engine. Its timeout includes the wait for its model."""
+        prompts, record, timeout = self.plan.prompts, self.record, self.body.timeout
+        self.permit = self._admission.admit(
+            record.key,
+            [token_ids for _, token_ids in prompts],
+            timeout=None if timeout is None or timeout <= 0 else max(1e-3, timeout - record.model_seconds),
+            cache_salt=self.body.cache_salt,
+            slot=record.slot,
+        )
+        record.id, self._lease = self.id, self._lease.renew()
+        try:
+            for index, prompt in enumerate(prompts):
+                request_id = self.id if len(prompts) == 1 else f"{self.id}.{index}"
+                self.generations.append(self._generate(prompt, request_id))
+                if index % PROMPTS_PER_ITERATION == PROMPTS_PER_ITERATION - 1:
+                    await asyncio.sleep(0)
+        except BaseException:
+            self.close()
+            raise
+        self.permit.call_after_deadline(self._fail_after_deadline)
+
     def _generate(self, prompt: tuple[str | None, list[int]], request_id: str) -> Generation:
         text, token_ids = prompt
         return self.llm.start(
             text,
             token_ids,
-            self._params(len(token_ids)),
+            self.params_for(len(token_ids)),
             request_id=request_id,
             priority=0 if "priority" in self.plan.ignored else self.body.priority or 0,
             tenant=self.permit.tenant,
@@ -198,8 +210,9 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
             on_output=self.permit.track_prompt(len(token_ids)).record_output,
         )
 
-    def _params(self, num_prompt_tokens: int) -> SamplingParams:
-        return self.plan.params_for(num_prompt_tokens, self.llm.engine.input_processor.limits)
+    def params_for(self, num_prompt_tokens: int) -> SamplingParams:
+        """The sampling parameters for a prompt of this length."""
+        return self.plan.params
 
     def close(self) -> None:
         """Abort the generations that still run, and close the permit."""
@@ -215,20 +228,22 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
                 DeadlineError(f"the timeout of {self.body.timeout:g} s has passed and the engine does not respond")
             )
 
+    def _ignored_fields(self, unfollowed: tuple[str, ...]) -> list[str]:
+        """The fields of the body that have no effect, by the names that they have at its endpoint.
+
+        Args:
+            unfollowed: parts of the schemas of tools that the compiled grammar does not follow.
+        """
+        names = self.body.chat_field_names
+        given = [*self.body.ignored_fields(), *(names.get(field, field) for field in self.plan.ignored), *unfollowed]
+        ignored = list(dict.fromkeys(given))
+        shown = [f"{name:.{MAX_IGNORED_CHARACTERS}}" for name in ignored[:MAX_IGNORED]]
+        return shown + [f"{len(ignored) - MAX_IGNORED}-more"] * (len(ignored) > MAX_IGNORED)
+
     def add(self, output: RequestOutput) -> None:
         """Count an output: a complete answer, or a delta of one."""
         self.usage.add(output)
         self.record.finish_reason = self.usage.finish_reason
-
-    async def collect(self) -> list[RequestOutput]:
-        """Wait for the complete outputs of all prompts, and close the call."""
-        try:
-            outputs = await asyncio.gather(*(generation.collect() for generation in self.generations))
-        finally:
-            self.close()
-        for output in outputs:
-            self.add(output)
-        return outputs
 
     async def write(self, size: int, function: Callable[..., bytes], *arguments: object) -> bytes:
         """Call a function that writes output of this size: on a thread if it would block the event loop."""
@@ -236,36 +251,26 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
             return function(*arguments)
         return await self._service.run(function, *arguments)
 
-    @abstractmethod
-    def response(self, outputs: list[RequestOutput]) -> BaseModel:
-        """The body of a response that is not streamed."""
-
-    @classmethod
-    async def serve(cls, context: CallContext, body: CallBody, plan: Plans) -> Response:
-        """Answer a call; see `Endpoint.serve`."""
-        with sent_fields_in_errors(body, plan):
-            unfollowed: tuple[str, ...] = ()
-            if plan.params.structured_outputs is not None:
-                constraints = context.lease.service.llm.engine.input_processor.constraints
-                unfollowed = await constraints.compile_in_background(plan.params)
-            call = await cls.start(context, body, plan)
-        context.call.ignored = ignored = ignored_fields(body, plan, unfollowed)
-        response = await call.respond()
-        if ignored:
-            response.headers[IGNORED_HEADER] = ", ".join(ignored)
-        return response
-
     async def respond(self) -> Response:
         """Wait for the complete outputs, and return the whole response."""
-        with sent_fields_in_errors(self.body, self.plan):
-            outputs = await self.collect()
-        size = sum(map(output_size, outputs))
-        content = await self.write(size, lambda: encode(self.response(outputs)))
+        try:
+            outputs = await asyncio.gather(*(generation.collect() for generation in self.generations))
+        finally:
+            self.close()
+        for output in outputs:
+            self.add(output)
+        content = await self.write(sum(map(output_size, outputs)), lambda: encode(self.response(outputs)))
         return Response(content, media_type="application/json")
+
+    @abstractmethod
+    def response(self, outputs: list[RequestOutput]) -> Any:
+        """The body of a response that is not streamed, which `encode` can write."""
 
 
 class GeneratingCall(EngineCall[Fields, Plans]):
-    """The base class of calls that generate.
+    """The base class of calls that generate, whose responses may be streams.
+
+    A stream is what `opening`, `delta` and `closing` return as bytes; what one of them returns is sent as one chunk.
 
     Attributes:
         ping: what a silent stream of the endpoint sends.
@@ -273,63 +278,9 @@ class GeneratingCall(EngineCall[Fields, Plans]):
 
     ping: ClassVar[bytes] = COMMENT
 
-    @abstractmethod
-    def writer(self) -> StreamWriter:
-        """The writer of a response that is streamed."""
-
-    async def respond(self) -> Response:
-        """Return the response, which is a stream if the body asks for one."""
-        if self.body.stream:
-            return EventStream(self._stream(), on_close=self.close, ping=self.ping)
-        response = await super().respond()
-        if self.body.timings:
-            response.headers.update(timing_headers(self.usage.timings()))
-        return response
-
-    def _params(self, num_prompt_tokens: int) -> SamplingParams:
-        params = super()._params(num_prompt_tokens)
-        slo, is_streamed = params.slo or self.permit.slo, bool(self.body.stream)
-        if (slo, is_streamed) == (params.slo, params.is_streamed):
-            return params
-        return replace(params, slo=slo, is_streamed=is_streamed)
-
-    def logprob_writer(self, as_token_ids: bool | None = False) -> LogprobWriter:
-        """A writer of logprobs with the tokenizer of the model; see `LogprobWriter`."""
-        return LogprobWriter(self.llm.engine.tokenizer, bool(as_token_ids))
-
-    def num_tokens(self, text: str) -> int:
-        """The number of tokens of a text."""
-        return len(self.llm.engine.tokenizer.encode(text, add_special_tokens=False)) if text else 0
-
-    async def _stream(self) -> AsyncIterator[bytes]:
-        writer = self.writer()
-        num_unfinished = len(self.generations)
-        try:
-            if opening := writer.opening():
-                yield opening
-            with sent_fields_in_errors(self.body, self.plan):
-                async for index, output in _interleave(self.generations):
-                    self.add(output)
-                    num_unfinished -= output.finished
-                    chunk = await self.write(writer.size(index, output), writer.delta, index, output)
-                    if num_unfinished == 0:
-                        chunk += await self.write(self.usage.completion_tokens, writer.closing)
-                    if chunk:
-                        yield chunk
-        except ChairliftError as error:
-            yield writer.failure(*error_info(error, is_admin=self.record.key.is_admin))
-
-
-class StreamWriter(ABC):
-    """Writes the events of one call as bytes. What one method returns is sent as one chunk."""
-
     def opening(self) -> bytes:
         """The events before the first token; may be empty."""
         return b""
-
-    def size(self, index: int, output: RequestOutput) -> int:
-        """The size of an output that `delta` writes. Large outputs are written on a thread (see `output_size`)."""
-        return output_size(output)
 
     @abstractmethod
     def delta(self, index: int, output: RequestOutput) -> bytes:
@@ -341,96 +292,53 @@ class StreamWriter(ABC):
 
     def failure(self, status: int, info: ErrorInfo) -> bytes:
         """The events that end a stream which has failed."""
-        return to_chunk(ErrorBody(error=info)) + DONE
+        return to_chunk(ErrorBody.of(status, info)) + DONE
 
+    def size(self, index: int, output: RequestOutput) -> int:
+        """The size of an output that `delta` writes. Large outputs are written on a thread (see `output_size`)."""
+        return output_size(output)
 
-class ChunkStreamWriter(StreamWriter, Generic[ChunkFields, Plans]):
-    """Writes the chunks of completions and chat completions.
+    async def respond(self) -> Response:
+        """Return the response, which is a stream if the body asks for one."""
+        if self.body.stream:
+            return EventStream(self._stream(), on_close=self.close, ping=self.ping)
+        response = await super().respond()
+        response.headers.update(timing_headers(self.timings()))
+        return response
 
-    Args:
-        kind: the value of the field `object`.
-    """
+    async def _stream(self) -> AsyncIterator[bytes]:
+        num_unfinished = len(self.generations)
+        try:
+            if opening := self.opening():
+                yield opening
+            with self.body.errors_with_own_names():
+                async for index, output in _interleave(self.generations):
+                    self.add(output)
+                    num_unfinished -= output.finished
+                    chunk = await self.write(self.size(index, output), self.delta, index, output)
+                    if num_unfinished == 0:
+                        chunk += await self.write(self.usage.completion_tokens, self.closing)
+                    if chunk:
+                        yield chunk
+        except ChairliftError as error:
+            yield self.failure(*error_info(error, is_admin=self.record.key.is_admin))
 
-    def __init__(self, kind: str, call: GeneratingCall[ChunkFields, Plans]) -> None:
-        self.call = call
-        self.logprobs = call.logprob_writer(call.body.return_tokens_as_token_ids)
-        self._kind = kind
-        self._usage = None if call.body.include_usage else UNSET
-        self._has_usage = call.body.continuous_usage_stats
-        self._has_token_ids = bool(call.body.return_token_ids)
+    def params_for(self, num_prompt_tokens: int) -> SamplingParams:
+        params, room = self.plan.params, self.llm.engine.input_processor.limits.max_output_tokens(num_prompt_tokens)
+        max_tokens, slo, is_streamed = params.max_tokens, params.slo or self.permit.slo, bool(self.body.stream)
+        if self.plan.clamps_max_tokens and max_tokens is not None:
+            max_tokens = min(max_tokens, room)
+        if (max_tokens, slo, is_streamed) == (params.max_tokens, params.slo, params.is_streamed):
+            return params
+        return replace(params, max_tokens=max_tokens, slo=slo, is_streamed=is_streamed)
 
-    @abstractmethod
-    def answer(self, index: int, answer: CompletionOutput) -> bytes:
-        """The chunk for new output of an answer to prompt `index`; may be empty."""
+    def timings(self) -> Timings | None:
+        """The times of the call, if the body asks for them."""
+        return self.usage.timings() if self.body.timings else None
 
-    def delta(self, index: int, output: RequestOutput) -> bytes:
-        return b"".join(
-            self.answer(index, answer)
-            for answer in output.outputs
-            # New tokens may not have become text yet.
-            if answer.text or answer.finish_reason is not None or answer.logprobs or self._has_token_ids
-        )
-
-    def chunk(self, choice: ChunkChoice, answer: CompletionOutput | None = None) -> bytes:
-        """One chunk with a choice, and with the token counts so far if the request has `continuous_usage_stats`.
-
-        Args:
-            answer: new output of the answer; None for text of the prompt.
-        """
-        if answer is not None and answer.finish_reason is not None:
-            choice.stop_reason = answer.stop_reason
-        if answer is not None and self._has_token_ids:
-            choice.token_ids = answer.token_ids
-        chunk = self._chunk([choice])
-        if self._has_usage:
-            chunk.usage = self.call.usage.usage()
-        return to_chunk(chunk)
-
-    def usage(self) -> UsageInfo:
-        """The token counts at the end of the stream."""
-        return self.call.usage.usage()
-
-    def closing(self) -> bytes:
-        last, body = b"", self.call.body
-        if body.include_usage:
-            chunk = self._chunk([])
-            chunk.usage = self.usage()
-            last += to_chunk(chunk)
-        if body.timings and (timings := self.call.usage.timings()) is not None:
-            chunk = self._chunk([])
-            chunk.usage, chunk.timings = UNSET, timings
-            last += to_chunk(chunk)
-        return last + DONE
-
-    def _chunk(self, choices: list[ChunkChoice]) -> Chunk:
-        call = self.call
-        return Chunk(call.id, self._kind, call.created, call.model, choices, self._usage)
-
-
-@contextlib.contextmanager
-def sent_fields_in_errors(body: CallFields, plan: RequestPlan) -> Iterator[None]:
-    """Make errors that the block raises name the fields of the body. The engine may reject a grammar that the front end
-    has accepted."""
-    with rename_fields_in_errors(body.chat_field_names), attribute_errors_to(plan.constraint_field):
-        yield
-
-
-def ignored_fields(body: CallFields, plan: RequestPlan, unfollowed: tuple[str, ...] = ()) -> list[str]:
-    """The fields of a body that have no effect, by the names that they have at its endpoint.
-
-    Args:
-        unfollowed: parts of the schemas of tools that the compiled grammar does not follow.
-    """
-    names = body.chat_field_names
-    given = [*body.ignored_fields(), *(names.get(field, field) for field in plan.ignored), *unfollowed]
-    ignored = list(dict.fromkeys(given))
-    shown = [f"{name:.{MAX_IGNORED_CHARACTERS}}" for name in ignored[:MAX_IGNORED]]
-    return shown + [f"{len(ignored) - MAX_IGNORED}-more"] * (len(ignored) > MAX_IGNORED)
-
-
-def _remaining_seconds(timeout: float | None, model_seconds: float) -> float | None:
-    """What is left of the timeout of a call that may have waited for its model."""
-    return None if timeout is None or timeout <= 0 else max(1e-3, timeout - model_seconds)
+    def num_tokens(self, text: str) -> int:
+        """The number of tokens of a text."""
+        return len(self.llm.engine.tokenizer.encode(text, add_special_tokens=False)) if text else 0
 
 
 def output_size(output: RequestOutput) -> int:

@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from chairlift.engine.detokenizer import TokenDecoder
 from chairlift.outputs import Logprob, TokenLogprobs
-from chairlift.server.protocol.chunks import encode
+from chairlift.server.protocol.encoding import encode
 
 MIN_LOGPROB: Final = -9999.0
 """The value for minus infinity, which JSON does not have; the same as in vLLM."""
@@ -62,7 +62,7 @@ class LogprobWriter:
         as_token_ids: write tokens as `token_id:7` (`return_tokens_as_token_ids` of vLLM).
     """
 
-    def __init__(self, decoder: TokenDecoder, as_token_ids: bool) -> None:
+    def __init__(self, decoder: TokenDecoder, as_token_ids: bool = False) -> None:
         self._decoder = decoder
         self._as_token_ids = as_token_ids
 

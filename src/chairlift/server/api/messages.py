@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from starlette.responses import JSONResponse
-
-from chairlift.errors import ContextLengthError, RequestError
-from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from chairlift.outputs import TokenLogprobs
 from chairlift.request import FinishReason
-from chairlift.server.api.answers import AnswerItem, ItemStreamWriter, parse_answer
-from chairlift.server.api.endpoint import Endpoint, ErrorForm, serve_planned
-from chairlift.server.api.engine_call import CallUsage, GeneratingCall, StreamWriter
-from chairlift.server.preparation.conversation import ChatPlan, ModelPlanner
+from chairlift.server.api.endpoint import Endpoint
+from chairlift.server.api.item_call import AnswerItem, ItemCall
+from chairlift.server.preparation.conversation import ModelPlanner
 from chairlift.server.protocol.base import ErrorInfo
-from chairlift.server.protocol.chunks import encode, to_event
+from chairlift.server.protocol.encoding import encode, to_event
 from chairlift.server.protocol.messages import (
     CountTokensRequest,
     MessagesError,
-    MessagesErrorInfo,
     MessagesRequest,
     MessagesResponse,
     MessagesUsage,
@@ -28,60 +21,78 @@ from chairlift.server.protocol.messages import (
 )
 from chairlift.server.protocol.tools import parse_arguments
 
-ERROR_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
+DELTAS: Final = {
+    "reasoning": ("thinking_delta", "thinking"),
+    "message": ("text_delta", "text"),
+    "function_call": ("input_json_delta", "partial_json"),
 }
-"""HTTP status -> the error type of Anthropic; the type of other statuses is `api_error`."""
+"""Kind of item -> the type of its deltas, and their field with text."""
 
 
-class MessagesCall(GeneratingCall[MessagesRequest, ChatPlan]):
-    """One call of /v1/messages."""
+class MessagesCall(ItemCall[MessagesRequest]):
+    """One call of /v1/messages. Its stream is message_start, then blocks (start, deltas, stop), then message_delta and
+    message_stop."""
 
+    id_prefix = "msg_"
     ping = to_event("ping")
 
-    def response(self, outputs: list[RequestOutput]) -> MessagesResponse:
-        (output,) = outputs[0].outputs
-        answer = parse_answer(self.plan, output)
-        reason, sequence = stop_reason(output, bool(answer.tool_calls))
+    def opening(self) -> bytes:
+        return to_event("message_start", message=self._message([], None, None))
+
+    def closing(self) -> bytes:
+        events = self.end_answer()
+        reason, sequence = self._stop_reason()
+        ending = {"delta": {"stop_reason": reason, "stop_sequence": sequence}, "usage": self._usage()}
+        if (timings := self.timings()) is not None:
+            ending["timings"] = timings
+        return events + to_event("message_delta", **ending) + to_event("message_stop")
+
+    def finished(self) -> MessagesResponse:
+        message = self._message(list(map(_block, self.ended_items)), *self._stop_reason())
+        message.timings = self.timings()
+        return message
+
+    def failure(self, status: int, info: ErrorInfo) -> bytes:
+        return to_event("error", error=MessagesError.of(status, info).error)
+
+    def item_start(self, item: AnswerItem) -> bytes:
+        return to_event("content_block_start", index=len(self.ended_items), content_block=_block(item))
+
+    def item_delta(self, item: AnswerItem, text: str, positions: list[TokenLogprobs]) -> bytes:
+        kind, name = DELTAS[item.kind]
+        delta = {"type": kind, name: text}
+        return to_event("content_block_delta", index=len(self.ended_items), delta=delta)
+
+    def item_end(self, item: AnswerItem) -> bytes:
+        return to_event("content_block_stop", index=len(self.ended_items))
+
+    def _message(self, content: list[dict[str, Any]], reason: str | None, sequence: str | None) -> MessagesResponse:
         return MessagesResponse(
             id=self.id,
             model=self.model,
-            content=[_block(item) for item in answer.items()],
+            content=content,
             stop_reason=reason,
             stop_sequence=sequence,
-            usage=messages_usage(self.usage),
-            timings=self.usage.timings() if self.body.timings else None,
+            usage=self._usage(),
         )
 
-    def writer(self) -> StreamWriter:
-        return _MessagesStream(self)
+    def _stop_reason(self) -> tuple[str, str | None]:
+        """The `stop_reason` of the answer, and the stop sequence that ended it, if any."""
+        if self.last.finish_reason == FinishReason.LENGTH:
+            return "max_tokens", None
+        if any(item.kind == "function_call" for item in self.ended_items):
+            return "tool_use", None
+        if isinstance(self.last.stop_reason, str):
+            return "stop_sequence", self.last.stop_reason
+        return "end_turn", None
 
-
-def stop_reason(output: CompletionOutput, has_calls: bool) -> tuple[str, str | None]:
-    """The `stop_reason` of an answer, and the stop sequence that ended it, if any."""
-    if output.finish_reason == FinishReason.LENGTH:
-        return "max_tokens", None
-    if has_calls:
-        return "tool_use", None
-    if isinstance(output.stop_reason, str):
-        return "stop_sequence", output.stop_reason
-    return "end_turn", None
-
-
-def messages_usage(usage: CallUsage) -> MessagesUsage:
-    """The token counts in the form of Anthropic."""
-    return MessagesUsage(
-        input_tokens=usage.prompt_tokens - usage.cached_tokens,
-        cache_read_input_tokens=usage.cached_tokens,
-        output_tokens=usage.completion_tokens,
-    )
+    def _usage(self) -> MessagesUsage:
+        usage = self.usage
+        return MessagesUsage(
+            input_tokens=usage.prompt_tokens - usage.cached_tokens,
+            cache_read_input_tokens=usage.cached_tokens,
+            output_tokens=usage.completion_tokens,
+        )
 
 
 def _block(item: AnswerItem) -> dict[str, Any]:
@@ -93,80 +104,9 @@ def _block(item: AnswerItem) -> dict[str, Any]:
     return {"type": "tool_use", "id": item.call_id, "name": item.name, "input": parse_arguments(item.text)}
 
 
-DELTAS: Final = {
-    "reasoning": ("thinking_delta", "thinking"),
-    "message": ("text_delta", "text"),
-    "function_call": ("input_json_delta", "partial_json"),
-}
-"""Kind of item -> the type of its deltas, and their field with text."""
-
-
-class _MessagesStream(ItemStreamWriter):
-    """Writes message_start, then blocks (start, deltas, stop), then message_delta and message_stop."""
-
-    def opening(self) -> bytes:
-        call, usage = self.call, messages_usage(self.call.usage)
-        message = MessagesResponse(
-            id=call.id, model=call.model, content=[], stop_reason=None, stop_sequence=None, usage=usage
-        )
-        return to_event("message_start", message=message)
-
-    def closing(self) -> bytes:
-        assert self.last is not None
-        events = self.end("completed")
-        reason, sequence = stop_reason(self.last, any(item.kind == "function_call" for item in self.ended_items))
-        ending = {"delta": {"stop_reason": reason, "stop_sequence": sequence}, "usage": messages_usage(self.call.usage)}
-        if self.call.body.timings and (timings := self.call.usage.timings()) is not None:
-            ending["timings"] = timings
-        return events + to_event("message_delta", **ending) + to_event("message_stop")
-
-    def failure(self, status: int, info: ErrorInfo) -> bytes:
-        return to_event("error", error=_error_info(status, info.message))
-
-    def item_start(self, item: AnswerItem) -> bytes:
-        return to_event("content_block_start", index=len(self.ended_items), content_block=_block(item))
-
-    def item_delta(self, item: AnswerItem, text: str, positions: list[TokenLogprobs]) -> bytes:
-        kind, name = DELTAS[item.kind]
-        delta = {"type": kind, name: text}
-        return to_event("content_block_delta", index=len(self.ended_items), delta=delta)
-
-    def item_end(self, item: AnswerItem, status: str) -> bytes:
-        return to_event("content_block_stop", index=len(self.ended_items))
-
-
-def _error_info(status: int, message: str) -> MessagesErrorInfo:
-    return MessagesErrorInfo(type=ERROR_TYPES.get(status, "api_error"), message=message)
-
-
-def _error_response(status: int, info: ErrorInfo, headers: Mapping[str, str] | None) -> JSONResponse:
-    error = _error_info(status, info.message)
-    error.details = None if info.code is None else {"error_code": info.code}
-    body = MessagesError(error=error)
-    return JSONResponse(body.model_dump(), status_code=status, headers=headers)
-
-
-def _plan(planner: ModelPlanner, body: MessagesRequest) -> ChatPlan:
-    with _anthropic_context_errors():
-        return planner.plan(body)
-
-
 def _count_tokens(planner: ModelPlanner, body: CountTokensRequest) -> bytes:
-    with _anthropic_context_errors():
-        return encode(TokenCount(input_tokens=len(planner.prompt_token_ids(body))))
+    return encode(TokenCount(input_tokens=len(planner.prompt_token_ids(body))))
 
-
-@contextlib.contextmanager
-def _anthropic_context_errors() -> Iterator[None]:
-    """Raise the error for a prompt that is too long with the message of Anthropic, by which clients recognize it."""
-    try:
-        yield
-    except ContextLengthError as error:
-        message = f"prompt is too long: {error.num_tokens} tokens > {error.maximum} maximum"
-        raise RequestError(message, error.param, error.code) from None
-
-
-ANTHROPIC_ERRORS: Final = ErrorForm(MessagesError, _error_response)
 
 MESSAGES: Final = Endpoint(
     "/v1/messages",
@@ -174,10 +114,9 @@ MESSAGES: Final = Endpoint(
     "Generate the next message of a conversation (Anthropic).",
     MessagesRequest,
     MessagesResponse,
-    _plan,
-    MessagesCall.serve,
-    id_prefix="msg_",
-    errors=ANTHROPIC_ERRORS,
+    ModelPlanner.plan,
+    MessagesCall,
+    errors=MessagesError,
 )
 COUNT_TOKENS: Final = Endpoint(
     "/v1/messages/count_tokens",
@@ -186,6 +125,5 @@ COUNT_TOKENS: Final = Endpoint(
     CountTokensRequest,
     TokenCount,
     _count_tokens,
-    serve_planned,
-    errors=ANTHROPIC_ERRORS,
+    errors=MessagesError,
 )

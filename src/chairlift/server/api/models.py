@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from chairlift.server.access.call import call_of, require_admin
 from chairlift.server.access.keys import Key
 from chairlift.server.api.routes import add_body_route, read_body
+from chairlift.server.http.error_responses import error_models
 from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import ServedModel
@@ -19,7 +20,6 @@ from chairlift.server.protocol.base import (
     AdapterDeleted,
     AdapterLoad,
     AdapterUnload,
-    ErrorBody,
     ModelCard,
     ModelList,
     ModelStatus,
@@ -27,10 +27,6 @@ from chairlift.server.protocol.base import (
     RequestBody,
 )
 from chairlift.server.protocol.sampling import CallFields
-
-ERRORS: Final[dict[int | str, dict[str, Any]]] = {status: {"model": ErrorBody} for status in (403, 404)}
-LOAD_ERRORS: Final = {**ERRORS, 429: {"model": ErrorBody}, 503: {"model": ErrorBody}}
-SWITCH_ERRORS: Final = {**ERRORS, 400: {"model": ErrorBody}, 409: {"model": ErrorBody}, 503: {"model": ErrorBody}}
 
 
 def router(manager: ModelManager) -> APIRouter:
@@ -44,13 +40,13 @@ def router(manager: ModelManager) -> APIRouter:
         models = manager.visible(key)
         return ModelList(data=[model_card(model, key, name) for model in models for name in (None, *model.adapters)])
 
-    @routes.get("/v1/models/{model:path}", responses=ERRORS)
+    @routes.get("/v1/models/{model:path}", responses=error_models(403, 404))
     async def get_model(model: str, request: Request) -> ModelCard:
         """Describe a model (OpenAI)."""
         found = manager.find(model, call_of(request).key)
         return model_card(found, call_of(request).key, found.adapter_of(model))
 
-    @routes.get("/tokenizer_info", responses=LOAD_ERRORS)
+    @routes.get("/tokenizer_info", responses=error_models(403, 404, 429, 503))
     async def get_tokenizer_info(request: Request, model: str | None = None) -> dict[str, str | None]:
         """Return the special tokens and the chat template of a model (vLLM), which lm-eval reads."""
 
@@ -59,8 +55,13 @@ def router(manager: ModelManager) -> APIRouter:
                 return lease.service.planner.tokenizer_info()
 
         await request.body()
-        return await cancel_on_disconnect(request, read())
+        return await cancel_on_disconnect(request.receive, read())
 
+    _add_admin_routes(routes, manager)
+    return routes
+
+
+def _add_admin_routes(routes: APIRouter, manager: ModelManager) -> None:
     async def load_model(body: ModelSwitch, key: Key) -> ModelCard:
         """Load a model, and wait until it is ready."""
         return model_card(await manager.load(body.model, key), key)
@@ -83,7 +84,6 @@ def router(manager: ModelManager) -> APIRouter:
     _add_admin_route(routes, "/models/unload", unload_model, ModelSwitch, ModelCard)
     _add_admin_route(routes, "/v1/load_lora_adapter", load_lora_adapter, AdapterLoad, ModelCard)
     _add_admin_route(routes, "/v1/unload_lora_adapter", unload_lora_adapter, AdapterUnload, AdapterDeleted)
-    return routes
 
 
 def _add_admin_route(
@@ -100,8 +100,8 @@ def _add_admin_route(
         result = await change(await read_body(request, body), call_of(request).key)
         return JSONResponse(result.model_dump())
 
-    name, description = getattr(change, "__name__", path), change.__doc__
-    add_body_route(routes, path, handle, body, response, name=name, description=description, responses=SWITCH_ERRORS)
+    name, errors = getattr(change, "__name__", path), error_models(400, 403, 404, 409, 503)
+    add_body_route(routes, path, handle, body, response, name=name, description=change.__doc__, responses=errors)
 
 
 def model_card(model: ServedModel, key: Key, adapter: str | None = None) -> ModelCard:

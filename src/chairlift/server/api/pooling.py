@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import mul
-from typing import Final, TypeVar
+from typing import Any, Final
 
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.pooling import POOLING_PARAMS, TASKS, check_task, pooled_values, sigmoid, truncate_vector
@@ -19,6 +19,7 @@ from chairlift.server.api.endpoint import Endpoint
 from chairlift.server.api.engine_call import EngineCall
 from chairlift.server.preparation.conversation import ModelPlanner
 from chairlift.server.preparation.request_plan import RequestPlan
+from chairlift.server.protocol.base import as_list
 from chairlift.server.protocol.pooling import (
     EmbeddingData,
     EmbeddingRequest,
@@ -34,8 +35,6 @@ from chairlift.server.protocol.pooling import (
 )
 from chairlift.server.protocol.sampling import CallFields
 
-PoolingBody = TypeVar("PoolingBody", bound=CallFields)
-
 
 def _plan_embeddings(planner: ModelPlanner, body: EmbeddingRequest) -> RequestPlan:
     engine = planner.engine
@@ -43,22 +42,16 @@ def _plan_embeddings(planner: ModelPlanner, body: EmbeddingRequest) -> RequestPl
     size = 0 if engine.facts.pooling is None else engine.facts.pooling.size
     if body.dimensions is not None and body.dimensions > size:
         raise RequestError(f"dimensions={body.dimensions} exceeds the {size} values of a vector", "dimensions")
-    texts = [body.input] if isinstance(body.input, str) else body.input
-    if isinstance(texts[0], int):
-        texts = [texts]
-    return RequestPlan([(None, _token_ids(engine, text, body)) for text in texts], POOLING_PARAMS, "input")
-
-
-def _token_ids(engine: ServedEngine, text: str | list[int] | int, body: CallFields) -> list[int]:
-    if isinstance(text, str):
-        return engine.input_processor.encode_pooled(text, None, body.truncate_prompt_tokens)
-    assert isinstance(text, list), "the type of the field"
-    return engine.input_processor.check_pooled(text, body.truncate_prompt_tokens)
+    processor, most = engine.input_processor, body.truncate_prompt_tokens
+    prompts = [
+        processor.encode_pooled(text, None, most) if isinstance(text, str) else processor.check_pooled(text, most)
+        for text in as_list(body.input)
+    ]
+    return RequestPlan([(None, token_ids) for token_ids in prompts], POOLING_PARAMS)
 
 
 def _plan_score(planner: ModelPlanner, body: ScoreRequest) -> RequestPlan:
-    firsts = [body.text_1] if isinstance(body.text_1, str) else body.text_1
-    seconds = [body.text_2] if isinstance(body.text_2, str) else body.text_2
+    firsts, seconds = as_list(body.text_1), as_list(body.text_2)
     if len(firsts) not in (1, len(seconds)):
         raise RequestError(
             f"text_1 has {len(firsts)} texts and text_2 {len(seconds)}: text_1 must be one text, or as many", "text_1"
@@ -88,20 +81,17 @@ def _plan_pairs(engine: ServedEngine, firsts: list[str], seconds: list[str], bod
         prompts = [encode_pooled(first, second, most) for first, second in pairs]
     else:
         prompts = [encode_pooled(text, None, most) for text in (*firsts, *seconds)]
-    return RequestPlan([(None, token_ids) for token_ids in prompts], POOLING_PARAMS, "input")
+    return RequestPlan([(None, token_ids) for token_ids in prompts], POOLING_PARAMS)
 
 
-class PoolingCall(EngineCall[PoolingBody, RequestPlan]):
-    """The base class of calls that return vectors or scores."""
-
-    @property
-    def pooling_usage(self) -> EmbeddingUsage:
-        """The token counts."""
-        return EmbeddingUsage(prompt_tokens=self.usage.prompt_tokens, total_tokens=self.usage.prompt_tokens)
+def _usage(call: EngineCall[Any, Any]) -> EmbeddingUsage:
+    return EmbeddingUsage(prompt_tokens=call.usage.prompt_tokens, total_tokens=call.usage.prompt_tokens)
 
 
-class EmbeddingCall(PoolingCall[EmbeddingRequest]):
+class EmbeddingCall(EngineCall[EmbeddingRequest, RequestPlan]):
     """One call of /v1/embeddings."""
+
+    id_prefix = "embd-"
 
     def response(self, outputs: list[RequestOutput]) -> EmbeddingResponse:
         vectors = [truncate_vector(output.pooled or b"", self.body.dimensions) for output in outputs]
@@ -113,7 +103,7 @@ class EmbeddingCall(PoolingCall[EmbeddingRequest]):
             )
             for index, vector in enumerate(vectors)
         ]
-        return EmbeddingResponse.model_construct(data=data, model=self.model, usage=self.pooling_usage)
+        return EmbeddingResponse.model_construct(data=data, model=self.model, usage=_usage(self))
 
 
 def pair_scores(outputs: Sequence[RequestOutput], num_pairs: int) -> list[float]:
@@ -132,17 +122,21 @@ def pair_scores(outputs: Sequence[RequestOutput], num_pairs: int) -> list[float]
     ]
 
 
-class ScoreCall(PoolingCall[ScoreRequest]):
+class ScoreCall(EngineCall[ScoreRequest, RequestPlan]):
     """One call of /v1/score."""
 
+    id_prefix = "score-"
+
     def response(self, outputs: list[RequestOutput]) -> ScoreResponse:
-        num_pairs = 1 if isinstance(self.body.text_2, str) else len(self.body.text_2)
-        data = [ScoreData(index=index, score=score) for index, score in enumerate(pair_scores(outputs, num_pairs))]
-        return ScoreResponse(id=self.id, created=self.created, model=self.model, data=data, usage=self.pooling_usage)
+        scores = pair_scores(outputs, len(as_list(self.body.text_2)))
+        data = [ScoreData(index=index, score=score) for index, score in enumerate(scores)]
+        return ScoreResponse(id=self.id, created=self.created, model=self.model, data=data, usage=_usage(self))
 
 
-class RerankCall(PoolingCall[RerankRequest]):
+class RerankCall(EngineCall[RerankRequest, RequestPlan]):
     """One call of /v1/rerank."""
+
+    id_prefix = "rerank-"
 
     def response(self, outputs: list[RequestOutput]) -> RerankResponse:
         texts = self.body.texts()
@@ -157,7 +151,7 @@ class RerankCall(PoolingCall[RerankRequest]):
             for index in ranked
         ]
         meta = {"api_version": {"version": "2"}, "tokens": {"input_tokens": self.usage.prompt_tokens}}
-        return RerankResponse(id=self.id, model=self.model, results=results, usage=self.pooling_usage, meta=meta)
+        return RerankResponse(id=self.id, model=self.model, results=results, usage=_usage(self), meta=meta)
 
 
 EMBEDDINGS: Final = Endpoint(
@@ -167,8 +161,7 @@ EMBEDDINGS: Final = Endpoint(
     EmbeddingRequest,
     EmbeddingResponse,
     _plan_embeddings,
-    EmbeddingCall.serve,
-    id_prefix="embd-",
+    EmbeddingCall,
 )
 SCORE: Final = Endpoint(
     "/v1/score",
@@ -177,9 +170,8 @@ SCORE: Final = Endpoint(
     ScoreRequest,
     ScoreResponse,
     _plan_score,
-    ScoreCall.serve,
+    ScoreCall,
     aliases=("/score",),
-    id_prefix="score-",
 )
 RERANK: Final = Endpoint(
     "/v1/rerank",
@@ -188,7 +180,6 @@ RERANK: Final = Endpoint(
     RerankRequest,
     RerankResponse,
     _plan_rerank,
-    RerankCall.serve,
+    RerankCall,
     aliases=("/rerank", "/v2/rerank"),
-    id_prefix="rerank-",
 )

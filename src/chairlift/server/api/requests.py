@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,16 +18,14 @@ from chairlift.observability.what_if import what_ifs
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import call_of
 from chairlift.server.access.keys import Key
+from chairlift.server.http.error_responses import error_models
 from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.models.model_manager import ModelManager, ModelWait
 from chairlift.server.models.served_model import ModelObservers
-from chairlift.server.protocol.base import ErrorBody
 from chairlift.server.telemetry.engine_observer import EngineObserver, ObservedRequest
 
 MAX_EXPLAINED: Final = 16
 """Maximum number of sequences of a request that are explained, because each is compared with all known requests."""
-
-NOT_FOUND_ERRORS: dict[int | str, dict[str, Any]] = {404: {"model": ErrorBody}}
 
 
 class RequestTimings(BaseModel):
@@ -123,13 +121,13 @@ def router(observers: ModelObservers, manager: ModelManager, admission: Admissio
         waits = [_wait_view(wait) for wait in manager.waiting_calls() if viewer.can_see(wait.tenant)]
         return RequestList(data=[_view(observer, entry) for observer, entry in found], waiting_for_model=waits)
 
-    @routes.get("/v1/requests/{request_id}", responses=NOT_FOUND_ERRORS)
+    @routes.get("/v1/requests/{request_id}", responses=error_models(404))
     async def get_request(request_id: str, request: Request) -> RequestView:
         """Return the state of a request, by the `id` of its response."""
         found = _find(observers, request_id, request)
         return RequestView(id=request_id, sequences=[_view(each.observer, each.request) for each in found])
 
-    @routes.get("/v1/requests/{request_id}/explain", responses={**NOT_FOUND_ERRORS, 429: {"model": ErrorBody}})
+    @routes.get("/v1/requests/{request_id}/explain", responses=error_models(404, 429))
     async def explain_request(request_id: str, request: Request) -> ExplanationView:
         """Explain why a request waited. This counts towards the requests per minute of the key."""
         if not (key := call_of(request).key).is_admin:
@@ -141,7 +139,7 @@ def router(observers: ModelObservers, manager: ModelManager, admission: Admissio
         if wait is not None and (wait.ended is None or wait.error is not None):
             return ExplanationView(id=request_id, num_sequences=0, sequences=[], model_wait=wait_view)
         found = _find(observers, request_id, request)
-        explained = await cancel_on_disconnect(request, _explain(found[:MAX_EXPLAINED], key))
+        explained = await cancel_on_disconnect(request.receive, _explain(found[:MAX_EXPLAINED], key))
         return ExplanationView(id=request_id, num_sequences=len(found), sequences=explained, model_wait=wait_view)
 
     return routes

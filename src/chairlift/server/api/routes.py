@@ -23,20 +23,16 @@ from chairlift.errors import RequestError
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import Call, call_of
 from chairlift.server.api import chat, completions, messages, pooling, responses, tokenization
-from chairlift.server.api.endpoint import CallContext, Endpoint
+from chairlift.server.api.endpoint import Endpoint
 from chairlift.server.http.body_limits import LARGE_BODY, check_depth
-from chairlift.server.http.error_responses import NOT_JSON_MESSAGE
+from chairlift.server.http.error_responses import error_models
 from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.models.model_manager import ModelManager
-from chairlift.server.preparation.request_plan import rename_fields_in_errors
 from chairlift.server.preparation.threads import run_to_end
 from chairlift.server.protocol.base import RequestBody
 from chairlift.server.protocol.validation_errors import describe_validation_errors
 
-ERROR_STATUSES: Final = (400, 401, 404, 408, 413, 429, 503)
-"""The statuses of the errors of the endpoints."""
-
-ENDPOINTS: Final[list[Endpoint[Any, Any]]] = [
+ENDPOINTS: Final[list[Endpoint[Any]]] = [
     completions.COMPLETIONS,
     chat.CHAT_COMPLETIONS,
     responses.RESPONSES,
@@ -65,7 +61,7 @@ class EndpointCaller:
         self._large_turn = asyncio.Lock()
         self._tenant_turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def handle(self, endpoint: Endpoint[Any, Any], request: Request) -> Response:
+    async def handle(self, endpoint: Endpoint[Any], request: Request) -> Response:
         """Answer a call. If its client disconnects, the work for it ends."""
         await request.body()
         call = call_of(request)
@@ -76,20 +72,21 @@ class EndpointCaller:
             else:
                 self._admission.count_request(call.key)
             check_media_type(request)
-            return await cancel_on_disconnect(request, self._respond(endpoint, request, call))
+            return await cancel_on_disconnect(request.receive, self._respond(endpoint, request, call))
         finally:
             call.slot.close()
 
-    async def _respond(self, endpoint: Endpoint[Any, Any], request: Request, call: Call) -> Response:
+    async def _respond(self, endpoint: Endpoint[Any], request: Request, call: Call) -> Response:
         is_large = len(await request.body()) >= LARGE_BODY
         body = await self._parse(endpoint.body, request, call)
         async with self._manager.lease(endpoint.id_prefix, body, call) as lease:
-            service = lease.service
-            run = self._run_large if is_large else service.run
-            with rename_fields_in_errors(body.chat_field_names):
-                plan = await run(endpoint.plan, service.planner, body)
-            body.drop_content()
-            return await endpoint.serve(CallContext(endpoint, call, lease, self._admission), body, plan)
+            run = self._run_large if is_large else lease.service.run
+            with body.errors_with_own_names():
+                plan = await run(endpoint.plan, lease.service.planner, body)
+                body.drop_content()
+                if endpoint.call is None:
+                    return Response(plan, media_type="application/json")
+                return await endpoint.call(call, lease, self._admission, body, plan).serve()
 
     async def _parse(self, body_type: type[Body], request: Request, call: Call) -> Body:
         """Parse the body of a call. One large body is parsed or planned at a time, on a thread, for which one body of
@@ -116,7 +113,7 @@ def check_media_type(request: Request) -> None:
     """Raise RequestError if the body of a call is not declared as JSON."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        raise RequestError(NOT_JSON_MESSAGE)
+        raise RequestError("the request body has no JSON content type: send `Content-Type: application/json`")
 
 
 async def read_body(request: Request, body_type: type[Body]) -> Body:
@@ -151,7 +148,7 @@ def parse_large_json(body_type: type[Body], raw: bytes) -> Body:
             release_free_heaps()
 
 
-def make_router(endpoints: Iterable[Endpoint[Any, Any]], caller: EndpointCaller) -> APIRouter:
+def make_router(endpoints: Iterable[Endpoint[Any]], caller: EndpointCaller) -> APIRouter:
     """The routes of endpoints."""
     routes = APIRouter()
     for endpoint in endpoints:
@@ -164,7 +161,7 @@ def make_router(endpoints: Iterable[Endpoint[Any, Any]], caller: EndpointCaller)
                 endpoint.response,
                 name=endpoint.name,
                 description=endpoint.description,
-                responses={status: {"model": endpoint.errors.body} for status in ERROR_STATUSES},
+                responses=error_models(400, 401, 404, 408, 413, 429, 503, form=endpoint.errors),
                 include_in_schema=path == endpoint.path,
             )
     return routes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from chairlift.errors import RequestError
-from chairlift.server.api.endpoint import Endpoint, serve_planned
+from chairlift.server.api.endpoint import Endpoint
 from chairlift.server.api.logprobs import token_text
 from chairlift.server.preparation.conversation import ModelPlanner
 from chairlift.server.protocol.tokenization import (
@@ -59,7 +59,6 @@ TOKENIZE: Final = Endpoint(
     TokenizeRequest,
     TokenizeResponse,
     _tokenize,
-    serve_planned,
 )
 DETOKENIZE: Final = Endpoint(
     "/detokenize",
@@ -68,5 +67,4 @@ DETOKENIZE: Final = Endpoint(
     DetokenizeRequest,
     DetokenizeResponse,
     _detokenize,
-    serve_planned,
 )

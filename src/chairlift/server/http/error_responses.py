@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -15,8 +15,10 @@ from starlette.responses import JSONResponse
 from chairlift.errors import ChairliftError, DeadlineError, EngineDeadError, OverloadedError, RequestError
 from chairlift.server.http.root_path import route_path
 from chairlift.server.protocol.base import ErrorBody, ErrorInfo
+from chairlift.server.protocol.messages import MessagesError
 
-NOT_JSON_MESSAGE: Final = "the request body has no JSON content type: send `Content-Type: application/json`"
+ErrorForm = type[ErrorBody] | type[MessagesError]
+"""The type of the bodies of errors."""
 
 MAX_PATH_CHARACTERS: Final = 80
 """The number of characters of an unknown path that are compared with known paths, and shown in the error."""
@@ -24,9 +26,16 @@ MIN_SIMILARITY: Final = 0.8
 """The similarity above which a known path is suggested, from 0 to 1 as in `difflib`."""
 
 
-def error_response(status: int, info: ErrorInfo, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """A response with an error in OpenAI's form."""
-    return JSONResponse(ErrorBody(error=info).model_dump(), status_code=status, headers=headers)
+def error_response(
+    status: int, info: ErrorInfo, headers: Mapping[str, str] | None = None, form: ErrorForm = ErrorBody
+) -> JSONResponse:
+    """A response with an error; the default is OpenAI's form."""
+    return JSONResponse(form.of(status, info).model_dump(), status_code=status, headers=headers)
+
+
+def error_models(*statuses: int, form: ErrorForm = ErrorBody) -> dict[int | str, dict[str, Any]]:
+    """The description of errors with these statuses, as the argument `responses` of a route."""
+    return {status: {"model": form} for status in statuses}
 
 
 def error_info(error: Exception, *, is_admin: bool = False) -> tuple[int, ErrorInfo]:
@@ -48,22 +57,23 @@ def error_info(error: Exception, *, is_admin: bool = False) -> tuple[int, ErrorI
     return 500, ErrorInfo(message=message, type="internal_server_error")
 
 
-def _error_headers(error: Exception) -> dict[str, str] | None:
-    """The headers for an exception: after how many seconds to retry, or that a retry is useless."""
-    if isinstance(error, OverloadedError):
-        return {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
-    return {"x-should-retry": "false"} if isinstance(error, DeadlineError) else None
-
-
 def describe_error(
     request: Request, error: Exception, *, is_admin: bool
 ) -> tuple[int, ErrorInfo, Mapping[str, str] | None]:
-    """The status, the error and the headers of the response to a request that an exception has ended."""
+    """The status, the error and the headers of the response to a request that an exception has ended.
+
+    The headers say after how many seconds to retry, or that a retry is useless.
+    """
+    headers: Mapping[str, str] | None = None
+    if isinstance(error, OverloadedError):
+        headers = {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
+    elif isinstance(error, DeadlineError):
+        headers = {"x-should-retry": "false"}
     if isinstance(error, HTTPException):
         info = ErrorInfo(message=_http_error_message(request, error), type="invalid_request_error")
         info.code = getattr(error, "code", None)
         return error.status_code, info, error.headers
-    return *error_info(error, is_admin=is_admin), _error_headers(error)
+    return *error_info(error, is_admin=is_admin), headers
 
 
 def _http_error_message(request: Request, error: HTTPException) -> str:

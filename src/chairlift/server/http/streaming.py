@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any, Final, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -22,12 +22,13 @@ COMMENT: Final = b": keep-alive\n\n"
 """A ping that clients of server-sent events ignore."""
 
 
-async def _run_until_disconnected(
+async def cancel_on_disconnect(
     receive: Receive, work: Coroutine[Any, Any, Result], on_close: Callable[[], None] | None = None
 ) -> Result:
     """Run a coroutine and return its result. If the client disconnects first, cancel it and raise ClientDisconnect.
 
     Args:
+        receive: that of a request whose body has been read.
         on_close: called when the coroutine has ended or the client has disconnected, before the coroutine is cancelled.
     """
 
@@ -48,15 +49,6 @@ async def _run_until_disconnected(
         for pending in (task, disconnected):
             pending.cancel()
         await asyncio.gather(task, disconnected, return_exceptions=True)
-
-
-async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine and return its result. The body of the request must have been read before.
-
-    Raises:
-        ClientDisconnect: the client has disconnected, and the coroutine was cancelled.
-    """
-    return await _run_until_disconnected(request.receive, work)
 
 
 class EventStream(Response):
@@ -85,7 +77,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # The engine's requests are aborted and the key's seat is free before the tasks are unwound.
         with suppress(ClientDisconnect):
-            await _run_until_disconnected(receive, self._send_all(send), on_close=self._on_close)
+            await cancel_on_disconnect(receive, self._send_all(send), on_close=self._on_close)
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, Final
 
 from chairlift.engine.pooling import check_task
 from chairlift.engine.served_engine import ServedEngine
@@ -18,8 +18,10 @@ from chairlift.loading.text.template_check import log_template_problems
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.server.preparation.request_plan import RequestPlan, attribute_errors_to
+from chairlift.server.preparation.request_plan import RequestPlan
 from chairlift.server.protocol.chat import ChatCompletionRequest
+from chairlift.server.protocol.messages import CountTokensRequest, MessagesRequest
+from chairlift.server.protocol.responses import ResponsesRequest
 from chairlift.server.protocol.tools import FunctionTool, select_tools
 from chairlift.server.protocol.turns import BLANK_LINE, adapted_turns, leading_system, merge_leading_system
 from chairlift.server.tools.answer_formats import FORCED_CALLS, CallFormat, reasoning_format
@@ -32,7 +34,7 @@ from chairlift.server.tools.tool_constraints import CallGrammar
 from chairlift.server.tools.tool_instructions import (
     describe_tools_in_messages,
     put_tools_in_system_message,
-    write_calls_in_messages,
+    write_calls_in_content,
 )
 from chairlift.server.tools.tool_parser import ToolParser
 from chairlift.structured_outputs import Reasoning, StructuredOutputs
@@ -47,6 +49,10 @@ ANY_TOKENS: Final = "start: <[*]>*"  # The grammar of any text, with special tok
 
 REASONING_NAMES: Final = {"reasoning_content": "thinking"}
 """The names of message fields in the chat template of gpt-oss, where they differ."""
+
+
+Conversation = ChatCompletionRequest | ResponsesRequest | MessagesRequest
+"""A body that generates from messages; `to_chat` converts it to the first form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +79,6 @@ class _ToolSelection:
     is_parallel: bool
 
     @property
-    def strict_tool(self) -> str | None:
-        """The name of the first tool with `strict`, if any."""
-        return next((tool.function.name for tool in self.tools if tool.function.strict), None)
-
-    @property
     def is_forced(self) -> bool:
         """Whether the answer consists of calls alone."""
         return self.mode in ("named", "required")
@@ -94,8 +95,9 @@ class _ToolSelection:
 
     def has_own_calls(self, structure: StructuredOutputs | None) -> bool:
         """Whether the model decides about calls in its own format, and a grammar constrains them."""
-        is_whole = structure is not None and structure.kind in ("regex", "grammar")
-        return self.mode == "auto" and not is_whole and (structure is not None or self.strict_tool is not None)
+        if structure is None:
+            return self.mode == "auto" and any(tool.function.strict for tool in self.tools)
+        return self.mode == "auto" and structure.kind not in ("regex", "grammar")
 
     def constraint(
         self, structure: StructuredOutputs | None, family: CallFormat, symbol: Callable[[str], str]
@@ -129,24 +131,6 @@ class _ToolSelection:
         form = replace(FORCED_CALLS, id_length=family.id_length) if self.mode == "required" else family
         kinds = {tool.function.name: argument_kinds(tool.function.parameters) for tool in self.tools if form.tags}
         return partial(ToolParser, form, self.names, self.max_calls, kinds)
-
-
-class Conversation(Protocol):
-    """A body that can be converted to a chat.
-
-    Attributes:
-        clamps_max_tokens: `max_tokens` is lowered to what fits beside the prompt.
-    """
-
-    clamps_max_tokens: ClassVar[bool]
-
-    def to_chat(self) -> ChatCompletionRequest:
-        """The corresponding chat request; raises RequestError."""
-        ...
-
-    def ignored_content(self) -> list[str]:
-        """The parts of the content that have no effect."""
-        ...
 
 
 class ModelPlanner:
@@ -196,8 +180,7 @@ class ModelPlanner:
             text = join_marked([text, template_text(FINAL_HEADER)])
         # An answer that goes on with the last message does not begin with reasoning.
         reasoning = self._reasoning_in(text, None if body.continue_final_message else body.thinking_token_budget)
-        with attribute_errors_to(body.constraint_field):
-            params, ignored = self._params(body, tools, reasoning)
+        params, ignored = self._params(body, tools, reasoning)
         token_ids = self.engine.input_processor.encode_text(
             text, "messages", params, add_special_tokens=bool(body.add_special_tokens)
         )
@@ -206,21 +189,20 @@ class ModelPlanner:
         return ChatPlan(
             [(unmarked(text), token_ids)],
             params,
-            body.constraint_field,
             new_parser=self._new_parser(tools, reasoning, is_structured),
             echo=unmarked(last["content"]) if echoes else "",
             finishes_with_tool_calls=tools.mode in ("auto", "required"),
-            ignored=(*ignored, *self._ignored(conversation, body, reasoning)),
+            ignored=(*ignored, *conversation.ignored_content(), *self._ignored(body, reasoning)),
             clamps_max_tokens=conversation.clamps_max_tokens or self.options.clamp_max_tokens,
         )
 
-    def _ignored(self, given: Conversation, chat: ChatCompletionRequest, reasoning: Reasoning | None) -> list[str]:
-        effort = ["reasoning_effort"] * _is_effort_ignored(chat, self._template_for(chat))
+    def _ignored(self, chat: ChatCompletionRequest, reasoning: Reasoning | None) -> list[str]:
+        """The fields about reasoning that have no effect with this model and prompt."""
         has_budget = chat.thinking_token_budget is not None and not (reasoning and reasoning.max_tokens)
-        budget = ["thinking_token_budget"] * has_budget
-        return [*given.ignored_content(), *effort, *budget]
+        ignores_effort = _is_effort_ignored(chat, self._template_for(chat))
+        return ["reasoning_effort"] * ignores_effort + ["thinking_token_budget"] * has_budget
 
-    def prompt_token_ids(self, conversation: Conversation) -> list[int]:
+    def prompt_token_ids(self, conversation: Conversation | CountTokensRequest) -> list[int]:
         """The token ids of the rendered conversation."""
         body = conversation.to_chat()
         text = self._render(body, self._tools(body))
@@ -326,7 +308,7 @@ class ModelPlanner:
         if template.variables.isdisjoint(TOOL_VARIABLES) and TOOLS_IN_MESSAGE not in template.text:
             return describe_tools_in_messages(messages, declared)
         if "tool_calls" not in template.text:
-            messages = write_calls_in_messages(messages, self._calls)
+            messages = [write_calls_in_content(message, self._calls) for message in messages]
         if "tools" in template.variables:
             variables["tools"] = declared or None
         elif "xml_tools" in template.variables:

@@ -6,11 +6,15 @@ a request proportional to its size, so that the work for the items of one reques
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError
+
+from chairlift.errors import RequestError
 
 MAX_FIELDS: Final = 256
 """The maximum number of fields of one object in a request."""
@@ -100,6 +104,27 @@ class RequestBody(BaseModel):
         """Name of a field of chat completions -> its name at this endpoint, if it differs."""
         return {}
 
+    def own_error(self, error: RequestError) -> RequestError:
+        """The error with the names that fields of chat completions have at this endpoint.
+
+        Only the field of the error is renamed, and `max_tokens` in errors of `min_tokens`, because other words of a
+        message may be a quotation from the request.
+        """
+        names, field = self.chat_field_names, error.param or ""
+        renamed = "max_tokens" if field == "min_tokens" else field
+        if renamed not in names:
+            return error
+        message = re.sub(rf"\b{renamed}\b", names[renamed], str(error))
+        return RequestError(message, names.get(field, field), error.code)
+
+    @contextmanager
+    def errors_with_own_names(self) -> Iterator[None]:
+        """Raise `own_error` of errors that the block raises."""
+        try:
+            yield
+        except RequestError as error:
+            raise self.own_error(error) from None
+
     def drop_content(self) -> None:
         """Set `content_fields` to None, because the body exists until the end of its call."""
         for name in self.content_fields:
@@ -134,6 +159,16 @@ class RequestBody(BaseModel):
         schema = handler(source)
         _set_fail_fast(handler.resolve_ref_schema(schema))
         return schema
+
+
+def field_of(value: Any, name: str) -> Any:
+    """A field of an object that has been validated, or has not; None without it. Discriminators read both."""
+    return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+
+
+def as_list(given: str | list[Any]) -> list[Any]:
+    """The texts or prompts of a field that may also be one text or the token ids of one prompt."""
+    return [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
 
 
 def omitted_if_null() -> Any:
@@ -255,3 +290,8 @@ class ErrorBody(BaseModel):
     """An error response, in the form of OpenAI."""
 
     error: ErrorInfo
+
+    @classmethod
+    def of(cls, _status: int, info: ErrorInfo) -> Self:
+        """The body of a response with an error."""
+        return cls(error=info)

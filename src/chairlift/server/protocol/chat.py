@@ -23,7 +23,7 @@ from chairlift.server.protocol.base import (
 )
 from chairlift.server.protocol.compatibility_fields import CacheControl, ChatCompatibilityFields
 from chairlift.server.protocol.sampling import SamplingFields, StructuredOutputsField
-from chairlift.server.protocol.tools import FunctionTool, ToolCall, ToolCallParam, ToolChoice, parse_arguments
+from chairlift.server.protocol.tools import FunctionTool, ToolCall, ToolCallParam, ToolChoice
 from chairlift.server.protocol.turns import merge_leading_system
 from chairlift.server.protocol.validation_errors import describe_validation_errors
 
@@ -31,7 +31,7 @@ RESERVED_VARIABLES = ("messages", "self", "add_generation_prompt", "tools", "doc
 """Variables of a chat template that `chat_template_kwargs` must not set."""
 
 
-BILLING_LINE: Final = re.compile(r"\s*x-anthropic-billing-header:[^\n]*\n?", re.IGNORECASE)
+BILLING_LINE: Final = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n?", re.IGNORECASE)
 """The line at the beginning of Claude Code's system prompt that differs in each request, so that no prefix of a prompt
 would be found in the cache. Only Anthropic reads it."""
 
@@ -93,18 +93,12 @@ class PromptMessage(RequestBody):
         if self.role == "user":
             message = {"role": "user", "content": plain_text(self.content)}
         else:
-            message = {"role": "system", "content": "".join(map(without_billing_line, self.texts()))}
+            message = {"role": "system", "content": "".join(BILLING_LINE.sub("", text) for text in self.texts())}
         return message if self.name is None else {**message, "name": self.name}
 
     def texts(self) -> list[str]:
         """The texts of the parts of the content."""
         return [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
-
-
-def without_billing_line(text: str) -> str:
-    """The text of a system prompt without the line of `BILLING_LINE` at its beginning."""
-    found = BILLING_LINE.match(text)
-    return text if found is None else text[found.end() :]
 
 
 class ToolMessage(RequestBody):
@@ -143,8 +137,8 @@ class AssistantMessage(RequestBody):
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it, with the arguments of tool calls as objects."""
         content = self.refusal if self.content is None else plain_text(self.content)
-        calls = [_call_for_template(call) for call in self.tool_calls or []] or None
-        others = {"name": self.name, "reasoning_content": self._reasoning_text(), "tool_calls": calls}
+        calls = [call.for_template() for call in self.tool_calls or []]
+        others = {"name": self.name, "reasoning_content": self._reasoning_text(), "tool_calls": calls or None}
         given = {name: value for name, value in others.items() if value is not None}
         return {"role": "assistant", "content": content or "", **given}
 
@@ -169,11 +163,6 @@ class AssistantMessage(RequestBody):
 def keys_with_values(extra: Mapping[str, Any] | None) -> Iterator[str]:
     """The names of additional fields that have a value."""
     return (key for key, value in (extra or {}).items() if value not in (None, "", [], {}) and NAMED_KEY.fullmatch(key))
-
-
-def _call_for_template(call: ToolCallParam) -> dict[str, Any]:
-    arguments = parse_arguments(call.function.arguments)
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
 ChatMessage = Annotated[PromptMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]

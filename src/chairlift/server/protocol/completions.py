@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from chairlift.errors import RequestError
 from chairlift.sampling_params import SamplingDefaults, SamplingParams
-from chairlift.server.protocol.base import MAX_PROMPTS, Timings, UsageInfo, omitted_if_null
+from chairlift.server.protocol.base import MAX_PROMPTS, Timings, UsageInfo, as_list, omitted_if_null
 from chairlift.server.protocol.compatibility_fields import CompletionsCompatibilityFields
 from chairlift.server.protocol.sampling import SamplingFields
 
@@ -28,11 +28,9 @@ class CompletionRequest(SamplingFields, CompletionsCompatibilityFields):
 
     def prompts(self) -> list[str] | list[list[int]]:
         """The prompts as a list; raises RequestError if it is empty."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if not self.prompt:
+        if self.prompt == []:
             raise RequestError("prompt must not be an empty list: send at least one prompt", "prompt")
-        return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
+        return as_list(self.prompt)
 
     @property
     def is_echo_only(self) -> bool:

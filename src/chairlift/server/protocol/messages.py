@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from chairlift.errors import RequestError
+from chairlift.errors import ContextLengthError, RequestError
 from chairlift.server.protocol.base import (
     MAX_CONTENT_PARTS,
     MAX_MESSAGES,
     MAX_TOOLS,
+    ErrorInfo,
     RequestBody,
     Timings,
+    field_of,
     omitted_if_null,
 )
-from chairlift.server.protocol.chat import BILLING_LINE, MAX_NAMED_KEYS, ChatCompletionRequest, without_billing_line
+from chairlift.server.protocol.chat import BILLING_LINE, MAX_NAMED_KEYS, ChatCompletionRequest
 from chairlift.server.protocol.compatibility_fields import AnyFields, CacheControl, MessagesCompatibilityFields
 from chairlift.server.protocol.sampling import EngineFields, StopStrings
 from chairlift.server.protocol.tools import ToolName
@@ -31,6 +33,18 @@ MESSAGES_FIELDS = {
     "thinking_token_budget": "thinking.budget_tokens",
 }
 """Name of a field of chats -> its name at this endpoint."""
+
+ERROR_TYPES: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""HTTP status -> the error type of Anthropic; the type of other statuses is `api_error`."""
 
 HOSTED: Final = re.compile(
     r"redacted_thinking|fallback|tool_reference|mcp_tool(set|_use|_result)|server_tool_use|tool_search_tool_(bm25|regex)"
@@ -59,7 +73,7 @@ class Hosted(RequestBody):
 
 def _form(value: Any) -> str:
     """The type of a block or tool, or the first one of `Hosted`."""
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    kind = field_of(value, "type")
     return "hosted" if isinstance(kind, str) and HOSTED.fullmatch(kind) else kind or "custom"
 
 
@@ -176,6 +190,13 @@ class ConversationFields(RequestBody):
     def chat_field_names(self) -> dict[str, str]:
         return MESSAGES_FIELDS
 
+    def own_error(self, error: RequestError) -> RequestError:
+        """As for other bodies. Anthropic's clients recognize the error for a prompt that is too long by its message."""
+        if isinstance(error, ContextLengthError):
+            message = f"prompt is too long: {error.num_tokens} tokens > {error.maximum} maximum"
+            error = RequestError(message, error.param, error.code)
+        return super().own_error(error)
+
     @property
     def optional_variables(self) -> dict[str, Any]:
         """The variables of the chat template that `thinking` sets, if the template reads them."""
@@ -227,9 +248,8 @@ class ConversationFields(RequestBody):
             messages.pop()  # An empty beginning of the answer.
         if self.system is None:
             return messages
-        system = without_billing_line(given := _text(self.system))
-        is_line = bool(given) and not system
-        return messages if is_line else [{"role": "system", "content": system}, *messages]
+        system = BILLING_LINE.sub("", given := _text(self.system))
+        return messages if given and not system else [{"role": "system", "content": system}, *messages]
 
 
 class CountTokensRequest(ConversationFields, MessagesCompatibilityFields):
@@ -266,23 +286,25 @@ def _messages(message: MessageParam) -> list[dict[str, Any]]:
     """The corresponding messages of a chat, where each tool result is a separate message."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
-    other: dict[str, Any] = {"role": message.role}
-    texts: dict[str, list[str]] = {}
-    results: list[dict[str, Any]] = []
-    for block in message.content:
-        if isinstance(block, ToolResultBlock):
-            results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content)})
-        elif isinstance(block, ToolUseBlock):
-            arguments = block.input if isinstance(block.input, str) else json.dumps(block.input)
-            function = {"name": block.name, "arguments": arguments}
-            other.setdefault("tool_calls", []).append({"id": block.id, "function": function})
-        elif not isinstance(block, Hosted):
-            name, text = (
-                ("content", block.text) if isinstance(block, TextBlock) else ("reasoning_content", block.thinking)
-            )
-            texts.setdefault(name, []).append(text)
-    other |= {name: "".join(parts) for name, parts in texts.items()}
-    return results if results and len(other) == 1 else [*results, {"content": "", **other}]
+    blocks = message.content
+    results = [
+        {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content)}
+        for block in blocks
+        if isinstance(block, ToolResultBlock)
+    ]
+    texts = [block.text for block in blocks if isinstance(block, TextBlock)]
+    others: dict[str, Any] = {}
+    if thoughts := [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]:
+        others["reasoning_content"] = "".join(thoughts)
+    if calls := [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]:
+        others["tool_calls"] = calls
+    is_result = results and not texts and not others
+    return results if is_result else [*results, {"role": message.role, "content": "".join(texts), **others}]
+
+
+def _call(block: ToolUseBlock) -> dict[str, Any]:
+    arguments = block.input if isinstance(block.input, str) else json.dumps(block.input)
+    return {"id": block.id, "function": {"name": block.name, "arguments": arguments}}
 
 
 def _function(tool: MessagesTool) -> dict[str, Any]:
@@ -334,3 +356,10 @@ class MessagesError(BaseModel):
 
     type: Literal["error"] = "error"
     error: MessagesErrorInfo
+
+    @classmethod
+    def of(cls, status: int, info: ErrorInfo) -> Self:
+        """The body of a response with an error."""
+        details = None if info.code is None else {"error_code": info.code}
+        kind = ERROR_TYPES.get(status, "api_error")
+        return cls(error=MessagesErrorInfo(type=kind, message=info.message, details=details))

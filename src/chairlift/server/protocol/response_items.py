@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from chairlift.errors import RequestError
-from chairlift.server.protocol.base import MAX_CONTENT_PARTS, RequestBody
+from chairlift.server.protocol.base import MAX_CONTENT_PARTS, RequestBody, field_of
 from chairlift.server.protocol.chat import keys_with_values
 from chairlift.server.protocol.response_tools import CUSTOM_ARGUMENT, OfferedTools, ResponsesTools
 
@@ -125,15 +125,11 @@ class OtherItem(RequestBody):
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _value(item: Any, name: str) -> Any:
-    return item.get(name) if isinstance(item, dict) else getattr(item, name, None)
-
-
 def _item_form(item: Any) -> str:
     """The alternative for an input item. An item without a type is a message, or a reference if it has no role."""
-    kind = _value(item, "type")
+    kind = field_of(item, "type")
     if not isinstance(kind, str):
-        return "item_reference" if _value(item, "id") is not None and _value(item, "role") is None else "message"
+        return "item_reference" if field_of(item, "id") is not None and field_of(item, "role") is None else "message"
     if kind == "additional_tools" or CLIENT_ITEM.fullmatch(kind) or SERVER_ITEM.fullmatch(kind):
         return "web_search_call"
     return "function_call_output" if kind == "custom_tool_call_output" else kind
@@ -141,7 +137,7 @@ def _item_form(item: Any) -> str:
 
 Message = Annotated[
     Annotated[InputMessage, Tag("prompt")] | Annotated[InputAnswer, Tag("answer")],
-    Discriminator(lambda item: "answer" if _value(item, "role") == "assistant" else "prompt"),
+    Discriminator(lambda item: "answer" if field_of(item, "role") == "assistant" else "prompt"),
 ]
 InputItem = Annotated[
     Annotated[Message, Tag("message")]

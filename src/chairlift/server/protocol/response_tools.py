@@ -11,7 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from chairlift.errors import RequestError
-from chairlift.server.protocol.base import MAX_TOOLS, RequestBody
+from chairlift.server.protocol.base import MAX_TOOLS, RequestBody, field_of
 from chairlift.server.protocol.tools import ToolName
 
 MAX_NAME_LENGTH: Final = 128
@@ -92,7 +92,7 @@ class NamespaceTool(RequestBody):
 
 
 def _tool_form(tool: Any) -> str:
-    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    kind = field_of(tool, "type")
     return kind if kind in ("function", "custom", "namespace") else "hosted"
 
 

@@ -127,6 +127,17 @@ class EngineFields(CallFields):
         """The fields of this class that the request has set."""
         return {name: getattr(self, name) for name in EngineFields.model_fields if name in self.model_fields_set}
 
+    def own_error(self, error: RequestError) -> RequestError:
+        """As for other bodies. Errors of the constraint name the field from which it was taken, and those of the
+        grammar of tool calls name `tools`."""
+        given = error.param or ""
+        is_own = self.structured_outputs is not None or not given.startswith("structured_outputs.")
+        field = "tools" if given == "structured_outputs.calls" else None if is_own else "response_format"
+        if field is not None:
+            reason = str(error).removeprefix(given).removeprefix(" ")
+            error = RequestError(f"{field}: its schema {reason}", field)
+        return super().own_error(error)
+
 
 class SamplingFields(EngineFields, SamplingCompatibilityFields):
     """The fields that completions and chat completions share."""
@@ -160,11 +171,6 @@ class SamplingFields(EngineFields, SamplingCompatibilityFields):
             raise RequestError("send only one of response_format and structured_outputs", "structured_outputs")
         schema = form.json_schema.schema_ if form.type == "json_schema" else form.schema_
         return StructuredOutputs(json_object=True) if schema is None else StructuredOutputs(json=schema)
-
-    @property
-    def constraint_field(self) -> str:
-        """The field that errors of the constraint name."""
-        return "structured_outputs" if self.structured_outputs is not None else "response_format"
 
     def num_choices(self) -> int:
         """The number of answers to generate for each prompt."""

@@ -75,6 +75,11 @@ class ToolCallParam(RequestBody):
     function: FunctionCallParam
     index: int | None = Field(None, description="Index of a streamed call; has no effect.")
 
+    def for_template(self) -> dict[str, Any]:
+        """The call as chat templates expect it, with the arguments as an object."""
+        function = {"name": self.function.name, "arguments": parse_arguments(self.function.arguments)}
+        return {"id": self.id, "type": "function", "function": function}
+
 
 def parse_arguments(text: str | None) -> dict[str, Any]:
     """The arguments of a tool call as an object.

@@ -11,6 +11,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import reduce
+from operator import getitem
 from typing import Any, Final
 
 from pydantic_core import ErrorDetails
@@ -45,12 +47,6 @@ PREDICATES: Final = {
 """Type of a pydantic error -> the predicate of its message."""
 
 JSON_LITERALS: Final = {"False": "false", "True": "true"}
-LENGTHS: Final = {
-    "too_short": "at least",
-    "too_long": "at most",
-    "string_too_short": "at least",
-    "string_too_long": "at most",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +71,9 @@ def describe_validation_errors(problems: Sequence[ErrorDetails], body: Any) -> t
     """
     field = problems[0]["loc"][:1]
     errors = [_locate(problem, body) for problem in problems if problem["loc"][:1] == field]
+    name = _format_path(field)
     if errors[0].problem["type"] == "extra_forbidden" and (meant := _suggestion(errors[0].path, body)):
-        return f"{_format_path(errors[0].path)} is unknown: did you mean {meant}?", _name_of(field)
-    name = _name_of(field)
+        return f"{_format_path(errors[0].path)} is unknown: did you mean {meant}?", name
     if too_long := [error for error in errors if error.problem["type"] == "too_long"]:
         # The value has this form, because its entries up to the limit are valid: other forms are not reported.
         return _sentences([too_long[:1]]), name
@@ -90,11 +86,6 @@ def describe_validation_errors(problems: Sequence[ErrorDetails], body: Any) -> t
     if not matching:
         matching = [[error for error in form if error.is_other_form] for form in forms.values()]
     return _sentences(matching), name
-
-
-def _name_of(field: Path) -> str:
-    """The name of a field of the body as errors show it; "body" for the whole body."""
-    return printable(_shortened(str(field[0]))) if field else "body"
 
 
 def _locate(problem: ErrorDetails, body: Any) -> _InvalidField:
@@ -125,7 +116,7 @@ def _walk(value: Any, loc: Path, problem: ErrorDetails) -> Path | None:
 
 def _suggestion(path: Path, body: Any) -> str | None:
     """The field that is probably meant by an unknown one, from the kinds of objects that have most other fields."""
-    parent, name = _value_at(body, path[:-1]), path[-1]
+    parent, name = reduce(getitem, path[:-1], body), path[-1]
     if not isinstance(parent, dict) or not isinstance(name, str):
         return None
     num_known = [sum(key in fields for key in parent) for fields in KNOWN_FIELDS]
@@ -133,12 +124,6 @@ def _suggestion(path: Path, body: Any) -> str | None:
     names = frozenset().union(*kinds) - parent.keys()
     close = get_close_matches(name[:MAX_NAME_LENGTH], names, 1, MIN_SIMILARITY)
     return close[0] if close else None
-
-
-def _value_at(body: Any, path: Path) -> Any:
-    for part in path:
-        body = body[part]
-    return body
 
 
 def _sentences(forms: list[list[_InvalidField]]) -> str:
@@ -179,10 +164,10 @@ def _expectation(problem: ErrorDetails) -> str:
         return f"must be {JSON_LITERALS.get(context['expected'], context['expected'])}"
     if kind == "string_pattern_mismatch":
         return f"must match {context['pattern']}"
-    if kind in LENGTHS:
-        limit = context["min_length" if kind.endswith("short") else "max_length"]
+    if kind.endswith(("too_short", "too_long")):
+        bound, limit = ("at least", "min_length") if kind.endswith("short") else ("at most", "max_length")
         units = ("character", "characters") if kind.startswith("string") else ("entry", "entries")
-        return f"must have {LENGTHS[kind]} {limit} {units[limit != 1]}"
+        return f"must have {bound} {context[limit]} {units[context[limit] != 1]}"
     message = printable(problem["msg"]).removeprefix("Value error, ").replace("Input should", "must", 1)
     return message if message.startswith("must ") else f"is invalid: {message}"
 

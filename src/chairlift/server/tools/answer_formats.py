@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from chairlift.server.tools.literal_scanners import FUNCTION_GEMMA, GEMMA, LiteralSyntax
+from chairlift.server.tools.literal_scanners import FUNCTION_GEMMA, GEMMA, PYTHON, LiteralSyntax
 from chairlift.server.tools.tag_scanner import TagSyntax
 
 
@@ -18,8 +18,7 @@ class CallFormat:
         openings, closing: texts that begin calls, and the text that ends them; None if they end with the answer.
         is_bare: a brace or bracket at the start of an answer begins a call, without an opening.
         named: `name{...}` is a call too: an expression of the text before the brace, with `name` and perhaps `id`.
-        is_pythonic: `name(key=value, ...)` is a call too.
-        literals: `call:name{key:value,...}` is a call, with values in this syntax.
+        literals: `name(key=value, ...)` or `call:name{key:value,...}` is a call too, with values in this syntax.
         tags: a call is a name and tags of its arguments.
         skipped: texts between calls that are no part of them.
         is_list: calls are a list after one opening; otherwise each call has an opening.
@@ -32,7 +31,6 @@ class CallFormat:
     closing: str | None = None
     is_bare: bool = False
     named: str | None = None
-    is_pythonic: bool = False
     literals: LiteralSyntax | None = None
     tags: TagSyntax | None = None
     skipped: tuple[str, ...] = ()
@@ -65,10 +63,10 @@ TOOL_CALL_FORMATS: Final[dict[str, CallFormat]] = {
     "mistral": CallFormat(("[TOOL_CALLS]",), named=NAMED, is_list=True, id_length=9),
     "granite": CallFormat(("<|tool_call|>", "<tool_call>"), is_bare=True, is_list=True),
     "phi4_mini_json": CallFormat(("<|tool_call|>", "functools["), "<|/tool_call|>", is_list=True),
-    "olmo3": CallFormat(("<function_calls>",), "</function_calls>", is_pythonic=True),
+    "olmo3": CallFormat(("<function_calls>",), "</function_calls>", literals=PYTHON),
     "gemma4": CallFormat(("<|tool_call>",), "<tool_call|>", literals=GEMMA),
     "openai": CallFormat(("<|channel|>",), is_harmony=True),
-    "pythonic": CallFormat(("```tool_code", "```json"), "```", is_bare=True, is_pythonic=True),
+    "pythonic": CallFormat(("```tool_code", "```json"), "```", is_bare=True, literals=PYTHON),
     "qwen3_coder": CallFormat(("<tool_call>", "<function="), "</tool_call>", tags=QWEN_TAGS),
     "glm45": CallFormat(("<tool_call>",), "</tool_call>", tags=GLM_TAGS),
     "minimax_m2": CallFormat(("<minimax:tool_call>", '<invoke name="'), "</minimax:tool_call>", tags=MINIMAX_TAGS),
@@ -78,7 +76,7 @@ TOOL_CALL_FORMATS: Final[dict[str, CallFormat]] = {
     ),
     "kimi_k2": CallFormat(KIMI_MARKS, "<|tool_calls_section_end|>", named=KIMI, skipped=("<|tool_call_end|>",)),
     "functiongemma": CallFormat(("<start_function_call>",), "<end_function_call>", literals=FUNCTION_GEMMA),
-    "lfm2": CallFormat(("<|tool_call_start|>",), "<|tool_call_end|>", is_pythonic=True),
+    "lfm2": CallFormat(("<|tool_call_start|>",), "<|tool_call_end|>", literals=PYTHON),
 }
 """The names are those of vLLM's parsers. docs/guide/model-formats.md lists the models of each."""
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import secrets
 import string
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from chairlift.engine.detokenizer import overlap
+from chairlift.outputs import CompletionOutput
+from chairlift.request import FinishReason
 from chairlift.server.tools.literal_scanners import completion
+
+CHARACTERS_PER_FEED: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +35,30 @@ class DeltaMessage:
     reasoning: str = ""
     tool_calls: list[DeltaToolCall] = field(default_factory=list)
 
-    def extend(self, later: DeltaMessage) -> None:
-        """Append the text and the calls of a later piece."""
-        self.content += later.content
-        self.reasoning += later.reasoning
-        self.tool_calls += later.tool_calls
+    @classmethod
+    def joined(cls, pieces: Sequence[DeltaMessage]) -> DeltaMessage:
+        """The sum of pieces, with one delta for each call."""
+        calls: dict[int, list[DeltaToolCall]] = {}
+        for call in (call for piece in pieces for call in piece.tool_calls):
+            calls.setdefault(call.index, []).append(call)
+        return cls(
+            "".join(piece.content for piece in pieces),
+            "".join(piece.reasoning for piece in pieces),
+            [replace(parts[0], arguments="".join(part.arguments for part in parts)) for parts in calls.values()],
+        )
 
 
 class AnswerParser(ABC):
     """Splits the text of one answer while it arrives. The sum of the deltas does not depend on how the text is cut."""
+
+    def read(self, answer: CompletionOutput) -> list[DeltaMessage]:
+        """Parse new output of the answer, and end it with the output. Long text is parsed in parts, because a parser
+        may scan the text that it holds repeatedly."""
+        starts = range(0, max(1, len(answer.text)), CHARACTERS_PER_FEED)
+        pieces = [self.feed(answer.text[start : start + CHARACTERS_PER_FEED]) for start in starts]
+        if answer.finish_reason is not None:
+            pieces.append(self.finish(answer.finish_reason == FinishReason.STOP))
+        return pieces
 
     @abstractmethod
     def feed(self, text: str) -> DeltaMessage:
@@ -60,37 +80,28 @@ class PlainTextParser(AnswerParser):
         return DeltaMessage(content=text)
 
 
-class NamedToolParser(AnswerParser):
-    """Returns all text as the arguments of one call of a known tool."""
-
-    def __init__(self, name: str, id_length: int | None) -> None:
-        self._name = name
-        self._id_length = id_length
-        self._written: list[str] = []
-
-    def finish(self, is_complete: bool = False) -> DeltaMessage:
-        return self.feed(completion("".join(self._written))) if is_complete and self._written else DeltaMessage()
-
-    def feed(self, text: str) -> DeltaMessage:
-        if not text:
-            return DeltaMessage()
-        is_first = not self._written
-        self._written.append(text)
-        call_id = new_call_id(self._id_length) if is_first else None
-        call = DeltaToolCall(0, call_id, self._name if is_first else None, text)
-        return DeltaMessage(tool_calls=[call])
-
-
 class MarkerParser(AnswerParser):
     """The base of parsers of text with markers, which have a state for each kind of text.
 
     Args:
         state: the first state: a method that processes one element of the held text, and returns False if it needs more
             text. A state sets `_advance` to the next one.
+        names: the names of the known tools.
+        max_calls: the maximum number of calls that are returned; later ones are dropped.
+        id_length: as for `new_call_id`.
     """
 
-    def __init__(self, state: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        state: Callable[[], bool],
+        names: frozenset[str] = frozenset(),
+        max_calls: int | None = None,
+        id_length: int | None = None,
+    ) -> None:
         self._advance = state
+        self._names, self._max_calls, self._id_length = names, max_calls, id_length
+        self._num_calls = 0
+        self._written: list[str] = []
         self._held = ""
         self._piece = DeltaMessage()
 
@@ -123,27 +134,6 @@ class MarkerParser(AnswerParser):
             text, self._held = self._held[:at], self._held[at + len(marker) :]
         return text, marker
 
-
-class CallingParser(MarkerParser):
-    """The base of parsers of answers with tool calls.
-
-    Args:
-        state: as for `MarkerParser`.
-        names: the names of the known tools.
-        max_calls: the maximum number of calls that are returned; later ones are dropped.
-        id_length: as for `new_call_id`.
-    """
-
-    def __init__(
-        self, state: Callable[[], bool], names: frozenset[str], max_calls: int | None, id_length: int | None
-    ) -> None:
-        super().__init__(state)
-        self._names = names
-        self._max_calls = max_calls
-        self._id_length = id_length
-        self._num_calls = 0
-        self._written: list[str] = []
-
     def _begin_call(self, name: str, arguments: str = "", call_id: str | None = None) -> None:
         self._num_calls += 1
         self._written = [arguments] if arguments else []
@@ -162,6 +152,27 @@ class CallingParser(MarkerParser):
     def _add_call_delta(self, call_id: str | None, name: str | None, arguments: str) -> None:
         if self._max_calls is None or self._num_calls <= self._max_calls:
             self._piece.tool_calls.append(DeltaToolCall(self._num_calls - 1, call_id, name, arguments))
+
+
+class NamedToolParser(MarkerParser):
+    """Returns all text as the arguments of one call of a known tool."""
+
+    def __init__(self, name: str, id_length: int | None) -> None:
+        super().__init__(self._in_call, id_length=id_length)
+        self._name = name
+
+    def finish(self, is_complete: bool = False) -> DeltaMessage:
+        if is_complete:
+            self._complete_arguments()
+        return self._take_piece()
+
+    def _in_call(self) -> bool:
+        text = self._take_held()
+        if text and not self._num_calls:
+            self._begin_call(self._name, text)
+        else:
+            self._add_arguments(text)
+        return False
 
 
 def new_call_id(length: int | None = None) -> str:

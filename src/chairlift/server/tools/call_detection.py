@@ -12,6 +12,7 @@ from chairlift.errors import RequestError
 from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.loading.text.marked_text import unmarked
 from chairlift.server.tools.answer_formats import TOOL_CALL_FORMATS, CallFormat, tool_call_format
+from chairlift.server.tools.answer_parser import DeltaMessage
 from chairlift.server.tools.harmony_parser import HarmonyParser
 from chairlift.server.tools.tool_parser import ToolParser
 
@@ -84,7 +85,5 @@ def detect_format(name: str, template: ChatTemplate | None, style: CallStyle) ->
 
 def _is_read(form: CallFormat, text: str) -> bool:
     parser = (HarmonyParser if form.is_harmony else partial(ToolParser, form))(frozenset((PROBE,)))
-    piece = parser.feed(text)
-    piece.extend(parser.finish(is_complete=True))
-    arguments = "".join(call.arguments for call in piece.tool_calls)
-    return [call.name for call in piece.tool_calls if call.name] == [PROBE] and json.loads(arguments) == ARGUMENTS
+    calls = DeltaMessage.joined([parser.feed(text), parser.finish(is_complete=True)]).tool_calls
+    return [call.name for call in calls] == [PROBE] and json.loads(calls[0].arguments) == ARGUMENTS

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from chairlift.engine.detokenizer import overlap
-from chairlift.server.tools.answer_parser import CallingParser, DeltaMessage
+from chairlift.server.tools.answer_parser import DeltaMessage, MarkerParser
 from chairlift.server.tools.literal_scanners import JsonCallScanner
 
 START: Final = "<|start|>"
@@ -25,17 +25,17 @@ MAX_HEADER_CHARACTERS: Final = 512
 RECIPIENT: Final = re.compile(r"\bto=functions\.([\w.:-]+)")
 
 
-class HarmonyParser(CallingParser):
+class HarmonyParser(MarkerParser):
     """Returns messages of the channel analysis as reasoning, those to a known function as tool calls, and others as
     content. Text outside of messages is content too.
 
     Args:
-        names, max_calls: as for `CallingParser`.
+        names, max_calls: as for `MarkerParser`.
         has_reasoning: whether the channel analysis is reasoning; otherwise it is content.
     """
 
     def __init__(self, names: frozenset[str], max_calls: int | None = None, has_reasoning: bool = True) -> None:
-        super().__init__(self._in_header, names, max_calls, None)
+        super().__init__(self._in_header, names, max_calls)
         self._has_reasoning = has_reasoning
         self._is_first = True
         self._part = "content"

@@ -27,9 +27,8 @@ class ReasoningParser(MarkerParser):
         held = self._take_held()
         if self._advance in (self._after_opening, self._in_reasoning):
             return DeltaMessage(reasoning=held)
-        piece = self._rest.feed(held.lstrip("\n") if self._advance == self._after_closing else held)
-        piece.extend(self._rest.finish(is_complete))
-        return piece
+        rest = held.lstrip("\n") if self._advance == self._after_closing else held
+        return DeltaMessage.joined([self._rest.feed(rest), self._rest.finish(is_complete)])
 
     def _before_opening(self) -> bool:
         text = self._held.lstrip()
@@ -79,5 +78,5 @@ class ReasoningParser(MarkerParser):
         return True
 
     def _in_answer(self) -> bool:
-        self._piece.extend(self._rest.feed(self._take_held()))
+        self._piece = DeltaMessage.joined([self._piece, self._rest.feed(self._take_held())])
         return False

@@ -71,7 +71,7 @@ class CallGrammar:
         rules.append(f"opened: ({' | '.join(bodies)}) {closing}")
         several = "+" if self._is_parallel else ""
         starts = [f"opened{several} {'TEXT' if has_text else ''}"]
-        starts += [f"SPACE {self._bare_body(form)}"] if form.is_bare else []
+        starts += [f"SPACE {self._list() if form.is_list or form.literals else 'call'}"] if form.is_bare else []
         starts += [before] if before else []
         return self._grammar([f"start: {' | '.join(starts)}", TEXT, OTHER, SPACE, *rules], form.key)
 
@@ -102,9 +102,6 @@ class CallGrammar:
         if not form.is_list:
             return "SPACE call"
         return self._list().removeprefix('"[" ') if opening.endswith("[") else f"SPACE {self._list()}"
-
-    def _bare_body(self, form: CallFormat) -> str:
-        return self._list() if form.is_list or form.is_pythonic else "call"
 
     def _list(self) -> str:
         return f'"[" call {f"({COMMA} call)*" if self._is_parallel else ""} "]"'

@@ -28,7 +28,12 @@ LINE_BREAK: Final = template_text("\n")
 
 def describe_tools_in_messages(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages, with tools, tool calls and tool results written into their text in Hermes' format."""
-    converted = [_tool_text_message(message) for message in messages]
+    converted = [
+        {"role": "user", "content": RESULT % message["content"]}
+        if message["role"] == "tool"
+        else write_calls_in_content(message, HERMES)
+        for message in messages
+    ]
     if not tools:
         return converted
     lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
@@ -37,17 +42,6 @@ def describe_tools_in_messages(messages: list[dict[str, Any]], tools: list[dict[
         first = {**converted[0], "content": join_marked([converted[0]["content"], LINE_BREAK * 2, instructions])}
         return [first, *converted[1:]]
     return [{"role": "system", "content": instructions}, *converted]
-
-
-def _tool_text_message(message: dict[str, Any]) -> dict[str, Any]:
-    if message["role"] == "tool":
-        return {"role": "user", "content": RESULT % message["content"]}
-    return _with_calls_in_content(message, HERMES)
-
-
-def write_calls_in_messages(messages: list[dict[str, Any]], form: CallFormat) -> list[dict[str, Any]]:
-    """The messages, with tool calls written into their text, for a template that reads tools but not calls."""
-    return [_with_calls_in_content(message, form) for message in messages]
 
 
 def put_tools_in_system_message(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -60,7 +54,8 @@ def put_tools_in_system_message(messages: list[dict[str, Any]], tools: list[dict
     return [{**messages[0], "tools": functions}, *messages[1:]]
 
 
-def _with_calls_in_content(message: dict[str, Any], form: CallFormat) -> dict[str, Any]:
+def write_calls_in_content(message: dict[str, Any], form: CallFormat) -> dict[str, Any]:
+    """The message with its tool calls written into its text, for a template that reads tools but not calls."""
     calls = message.get("tool_calls")
     if not calls:
         return message

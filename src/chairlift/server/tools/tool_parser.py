@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from chairlift.server.tools.answer_formats import CallFormat
-from chairlift.server.tools.answer_parser import CallingParser, DeltaMessage
-from chairlift.server.tools.literal_scanners import PYTHON, CallScanner, JsonCallScanner, LiteralCallScanner
+from chairlift.server.tools.answer_parser import DeltaMessage, MarkerParser
+from chairlift.server.tools.literal_scanners import CallScanner, JsonCallScanner, LiteralCallScanner
 from chairlift.server.tools.tag_scanner import NAME, TagCallScanner, ToolKinds
 
 SEPARATORS = " \t\r\n,;[]"
@@ -19,14 +19,14 @@ MAX_UNNAMED_CHARACTERS = 512
 NO_KINDS: ToolKinds = {}
 
 
-class ToolParser(CallingParser):
+class ToolParser(MarkerParser):
     """Splits one answer into content and tool calls.
 
     Text that is not a valid call of a known tool is returned unchanged, as content. White space around calls is
     removed. The states are: content -> between calls -> in a call -> between calls ... -> content.
 
     Args:
-        names, max_calls: as for `CallingParser`.
+        names, max_calls: as for `MarkerParser`.
         kinds: as for `TagCallScanner`.
     """
 
@@ -100,9 +100,7 @@ class ToolParser(CallingParser):
         elif self._held[0] == "{":
             self._start_call(JsonCallScanner(), "{")
             self._held = self._held[1:]
-        elif self._form.is_pythonic and (self._held[0].isalpha() or self._held[0] == "_"):
-            self._start_call(LiteralCallScanner(PYTHON), "")
-        elif self._form.literals is not None and self._held[0] == "c":
+        elif self._form.literals is not None:
             self._start_call(LiteralCallScanner(self._form.literals), "")
         elif self._form.tags is not None and NAME.match(self._held):
             self._start_call(TagCallScanner(self._form.tags, self._kinds), "")

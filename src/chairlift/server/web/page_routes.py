@@ -27,7 +27,7 @@ from chairlift.server.api.routes import read_body
 from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import VisibleEngine
-from chairlift.server.protocol.chunks import to_named_event
+from chairlift.server.protocol.encoding import to_named_event
 from chairlift.server.telemetry.live_feed import HISTORY_SECONDS, encode_event
 from chairlift.server.telemetry.redaction import Redactor
 from chairlift.server.web.burst import start_burst
@@ -167,7 +167,7 @@ class PageData:
 
         with closing(admission.reserve_slot(key)) as slot:
             body = await read_body(request, BurstBody)
-            return await cancel_on_disconnect(request, start())
+            return await cancel_on_disconnect(request.receive, start())
 
     async def simulate(self, request: Request, model: str | None = None, replica: str | None = None) -> Response:
         """Simulate requests under another policy. This counts towards the requests per minute of the key."""
@@ -194,7 +194,7 @@ class PageData:
                 finally:
                     is_cancelled.set()
 
-        return await cancel_on_disconnect(request, run_alone())
+        return await cancel_on_disconnect(request.receive, run_alone())
 
 
 async def page_stream(
