@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from preset_studies import mean, run, study, systems
 
 from chairlift.lab.metrics.requests import RequestMetrics
+from chairlift.lab.presets.memory_use import measure_memory
 from chairlift.lab.presets.rate_sweep import completion_ratio, highest_rate, measure_run
 from chairlift.lab.presets.study import num_kv_slots, token_by_token
-from chairlift.lab.sim.cost_model import StepShape
+from chairlift.lab.sim.cost_model import CostModel, StepShape
 from chairlift.lab.sim.devices import DEVICES
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.workload.lengths import parse_lengths
@@ -86,6 +87,30 @@ def test_a_short_trace_hides_an_overload() -> None:
     assert latencies[0] < 0.2 < latencies[1], (latencies, ratios)
     assert max(ratios) < 0.9, ratios
     assert system.limits["0.2 s per token"]["at_least"] == {"completion_ratio": 0.9}
+
+
+@dataclass(frozen=True)
+class HostCost:
+    """A cost model with a cost of each sequence of a step."""
+
+    base: CostModel
+    seconds_per_sequence: float
+
+    def seconds(self, shape: StepShape) -> float:
+        return self.base.seconds(shape) + self.seconds_per_sequence * shape.num_seqs
+
+
+def test_a_cost_of_each_running_request_lowers_the_ratio_of_short_requests() -> None:
+    """Figure 14: the published ratio is 1.3."""
+    ratios = []
+    for seconds in (0.0, 0.34e-3):
+        rates = []
+        for name in ("Orca (Oracle) = oracle", ONE_PAGED):
+            system = systems("vllm-fig14", 0, 1000, [name])[f"basic, {name}"]
+            vars(system)["cost_model"] = HostCost(system.cost_model, seconds)
+            rates += measure_memory(system, system.requests(0), ["finished_per_s"]).values()
+        ratios.append(rates[1] / rates[0])
+    assert ratios[1] < 1.3 < ratios[0], ratios
 
 
 def test_equal_steps_would_give_the_published_ratio_of_long_prompts() -> None:
