@@ -12,7 +12,9 @@ from anthropic.types import Message, RawMessageStreamEvent
 from api_matrix import CALL_REGEX, OK_SCHEMA, TOOLS, Row
 from api_model import check_type, raw
 
+from chairlift.server.api.messages import MessagesCall
 from chairlift.server.http.body_limits import LARGE_BODY
+from chairlift.server.tools.answer_parser import DeltaMessage, DeltaToolCall
 from plain_http import NO_TLS
 from running_server import RunningServer
 
@@ -236,3 +238,16 @@ def test_a_found_tool_is_named_in_the_result(api_server: RunningServer) -> None:
         return int(answer["input_tokens"])
 
     assert count([{"type": "tool_reference", "tool_name": "add"}]) == count("add")
+
+
+def test_the_end_of_a_call_is_before_the_text_after_it() -> None:
+    """Both may be in one delta, for example if the engine returns several tokens at once."""
+    call = object.__new__(MessagesCall)
+    call.ended_items, call.open_item = [], None
+    call._write_parts(DeltaMessage(tool_calls=[DeltaToolCall(0, "c", "add", '{"n": ')]), [])
+    call._write_parts(DeltaMessage("Done.", tool_calls=[DeltaToolCall(0, None, None, "1}")]), [])
+    call.end_answer()
+    assert [(item.kind, item.text) for item in call.ended_items] == [
+        ("function_call", '{"n": 1}'),
+        ("message", "Done."),
+    ]
