@@ -58,7 +58,14 @@ def test_answers_after_a_restart_are_the_same(options: dict[str, Any], folder: P
 
 
 @pytest.mark.parametrize(
-    ("arch", "has_predictor"), [("granite4_h", False), ("lfm2", False), ("qwen3_5", False), ("qwen3_5", True)]
+    ("arch", "has_predictor"),
+    [
+        ("granite4_h", False),
+        ("lfm2", False),
+        ("qwen3_5", False),
+        # The number of drafts depends on measured times, and torch's kernels on the number of rows in a step.
+        pytest.param("qwen3_5", True, marks=needs_native),
+    ],
 )
 def test_a_conversation_goes_on_after_a_restart_with_the_same_bits_of_state(
     arch: str,
