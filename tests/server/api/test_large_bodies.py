@@ -18,6 +18,7 @@ from api_model import with_api_tokenizer
 
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
+from chairlift.errors import RequestError
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.api import routes
 from chairlift.server.http.body_limits import LARGE_BODY
@@ -25,6 +26,7 @@ from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import NUM_THREADS
 from chairlift.server.preparation.conversation import ModelPlanner
 from chairlift.server.protocol.base import RequestBody
+from chairlift.server.protocol.completions import CompletionRequest
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server
 from waiting import AMPLE_SECONDS, wait_for
@@ -253,3 +255,19 @@ def test_bodies_that_wait_while_the_server_stops_are_not_parsed(monkeypatch: pyt
     first, *others = parse_for_tenants(routes.EndpointCaller(manager, AdmissionController()), "aaa")
     assert first is None
     assert [str(error) for error in others] == ["stopped", "stopped"]
+
+
+def test_nothing_is_collected_as_garbage_while_a_large_body_is_parsed() -> None:
+    collections: list[str] = []
+
+    def record(phase: str, info: dict[str, int]) -> None:
+        collections.append(phase)
+
+    gc.callbacks.append(record)
+    try:
+        with pytest.raises(RequestError, match="prompt"):
+            routes.parse_large_json(CompletionRequest, b'{"prompt": [' + b"[]," * 100_000 + b"[]]}")
+    finally:
+        gc.callbacks.remove(record)
+    assert not collections
+    assert gc.isenabled()
