@@ -7,8 +7,12 @@ from typing import Final
 from chairlift.config import EngineConfig
 from chairlift.engine.startup.loaded_model import LoadedModel, load_model
 
-LOADING_OPTIONS: Final = ("model", "kernels", "quantization", "kv_cache_dtype", "num_threads", "needs_predictor")
-"""The options in which tests that share models differ, and that affect how a model is loaded."""
+LOADING_OPTIONS: Final = (
+    *("model", "load_format", "device", "dtype", "kernels", "quantization", "kv_cache_dtype", "num_threads"),
+    *("skip_tokenizer_init", "generation_config", "override_generation_config", "num_loras", "max_lora_rank"),
+    "needs_predictor",
+)
+"""The properties of EngineConfig that affect how a model is loaded."""
 
 _last: list[LoadedModel] = []
 

@@ -48,14 +48,15 @@ LAYOUTS = ["llama", "mistral", "gemma3", "gemma4", "granite4_h", "falcon_h1", "l
 
 def squeezed_runs() -> list[Any]:
     """(architecture, kernels, squeeze): the hardest squeezes, in chunks and whole, of every architecture, and the
-    others of every layout of memory, which is all that they depend on.
+    others of every layout of memory, which is all that they depend on. With torch's kernels those architectures are
+    preempted whose attention, states or positions no other one has.
 
     `test_models_parity.py` compares whole prompts and chunks of every architecture with every kernel set.
     """
     runs = []
     for arch in ARCHITECTURES:
         runs += [(arch, "native", squeeze) for squeeze in (SQUEEZES if arch in LAYOUTS else HARDEST)]
-        runs += [(arch, "torch", HARDEST[0])] * (arch in LAYOUTS)
+        runs += [(arch, "torch", HARDEST[0])] * (arch in (*LAYOUTS, "gpt_oss", "nemotron_h", "olmo_hybrid", "opt"))
     return [pytest.param(*run, marks=[needs_native] if run[1] == "native" else []) for run in runs]
 
 
@@ -159,7 +160,10 @@ def answers_with_logprobs(folder: Path, num_threads: int, **options: Any) -> lis
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=0)
     llm = make_llm(config)
     load().set_num_threads(num_threads)
-    outputs = llm.generate(make_prompts(), params, use_tqdm=False)
+    try:
+        outputs = llm.generate(make_prompts(), params, use_tqdm=False)
+    finally:
+        load().set_num_threads(config.num_threads)
     return [
         [(entry.token.token_id, entry.token.logprob) for entry in output.outputs[0].logprobs or []]
         for output in outputs
