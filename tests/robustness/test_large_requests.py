@@ -22,8 +22,8 @@ NUM_CALLS = 12
 NUM_TOOLS = 140_000
 NUM_MESSAGES = 32
 MAX_GROWTH_BYTES = 128 << 20
-"""Less than the parsed bodies of two of the 24 calls (70 MiB each): memory must not grow with calls. Python's allocator
-keeps about 30 MiB, because an arena of 1 MiB is returned only when it has no object any more."""
+"""Less than the parsed bodies of two of the 24 calls (70 MiB each): memory must not grow with calls. About
+30 MiB stay, probably in the arenas of Python's allocator, which are returned only when they have no object any more."""
 
 PATH = "/v1/chat/completions"
 

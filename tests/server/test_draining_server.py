@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -214,7 +213,8 @@ def test_a_process_answers_accepted_calls_after_sigterm(tiny_model_dir: Callable
     callers = [threading.Thread(target=call) for _ in range(12)]
     for caller in callers:
         caller.start()
-    time.sleep(0.15)
+    running = re.compile(r"^vllm:num_requests_running\S* [1-9]", re.MULTILINE)
+    wait_for(lambda: bool(answers or running.search(httpx.get(f"{url}/metrics", verify=NO_TLS).text)))
     process.send_signal(signal.SIGTERM)
     log = process.stderr.read()
     for caller in callers:
@@ -225,4 +225,4 @@ def test_a_process_answers_accepted_calls_after_sigterm(tiny_model_dir: Callable
     statuses = sorted(answer.status_code for answer in answers)
     assert len(statuses) + len(too_late) == 12
     assert set(statuses) <= {200, 503}
-    assert statuses.count(200) >= int(accepted[1])
+    assert statuses.count(200) >= max(1, int(accepted[1]))

@@ -79,7 +79,7 @@ def run(
     specs, config = _specs_on_demand(options), options.engine
     if not specs:
         config = server_config(config, options.access)
-    tls, listener = _open_port(options)
+    tls, listener = _prepare_listener(options)
     cluster = None if start_cluster is None else start_cluster(config)
     engine: EngineCluster | ProcessClient | None = cluster
     if engine is None and not specs:
@@ -90,7 +90,7 @@ def run(
     from chairlift.server.draining_server import DrainingServer, end_process_after
     from chairlift.server.http.http_protocol import uvicorn_config
 
-    manager = _manage_on_demand(options, specs) if engine is None else _manage_one(options, engine)
+    manager = _make_on_demand_manager(options, specs) if engine is None else _make_loaded_manager(options, engine)
     if cluster is not None:
         cluster.observe(manager.default)
     if ANY not in (hosts := options.hosts):
@@ -110,8 +110,8 @@ def run(
         raise EngineDeadError(f"the server has stopped: {cluster.failure}")
 
 
-def _open_port(options: ServeOptions) -> tuple[ssl.SSLContext | None, socket.socket]:
-    """Open the port if the access options allow its address; returns the context of TLS, and the port."""
+def _prepare_listener(options: ServeOptions) -> tuple[ssl.SSLContext | None, socket.socket]:
+    """Check the address and keys, load the certificate, and open the port; returns the context of TLS, and the port."""
     access = options.access
     access.check_host(options.host)
     access.keys.log_short_secrets()
@@ -126,7 +126,8 @@ def _specs_on_demand(options: ServeOptions) -> list[ModelSpec]:
     return server_specs(specs, options.served_model_name, options.access)
 
 
-def _manage_on_demand(options: ServeOptions, specs: list[ModelSpec]) -> ModelManager:
+def _make_on_demand_manager(options: ServeOptions, specs: list[ModelSpec]) -> ModelManager:
+    """The manager of models that are loaded when they are used."""
     from chairlift.server.models.engine_loader import EngineLoader
     from chairlift.server.models.model_manager import ModelManager
     from chairlift.server.models.served_model import ServedModel
@@ -135,7 +136,8 @@ def _manage_on_demand(options: ServeOptions, specs: list[ModelSpec]) -> ModelMan
     return ModelManager(models, EngineLoader(options.watchdog_timeout), options.models.memory_budget(options.engine))
 
 
-def _manage_one(options: ServeOptions, engine: EngineCluster | ProcessClient) -> ModelManager:
+def _make_loaded_manager(options: ServeOptions, engine: EngineCluster | ProcessClient) -> ModelManager:
+    """The manager of the one model of an engine that is being started."""
     from chairlift.engine.async_llm import AsyncLLM
     from chairlift.server.application import make_single_manager
 

@@ -33,10 +33,16 @@ def test_added_removed_and_changed_keys(tmp_path: Path, caplog: pytest.LogCaptur
     with pytest.raises(OverloadedError, match="max_concurrent=1"):
         admission.reserve_slot(found)
 
-    write(path, key_record(alice, name="alice", max_concurrent=2), key_record(bob, name="bob"))
+    changed = key_record(alice, name="alice", max_concurrent=2, requests_per_minute=1)
+    write(path, changed, key_record(bob, name="bob"))
     asyncio.run(reloader.check())
     assert keys.find(bob) is not None
     admission.reserve_slot(found).close()
+    admission.count_request(found)
+    write(path, changed, key_record(bob, name="robert"))
+    asyncio.run(reloader.check())
+    with pytest.raises(OverloadedError, match="requests_per_minute=1"):
+        admission.count_request(found)
 
     path.write_text("[[keys]]\nname = 1\n")
     with caplog.at_level("ERROR"):

@@ -184,6 +184,11 @@ def test_arguments_that_break_off_are_completed_if_the_model_ended_the_answer(te
         assert json.loads(written) == arguments | {key: None for key in json.loads(written) if key not in arguments}
 
 
+@pytest.mark.parametrize(("family", "text"), [("gemma4", "<|tool_call>So"), ("gemma4", "<|tool_call>calm")])
+def test_text_is_not_held_back_when_it_can_be_no_call(family: str, text: str) -> None:
+    assert tool_parser(family)().feed(text).content == text
+
+
 def test_calls_beyond_the_limit_are_dropped() -> None:
     text = f"<tool_call>{CALL}</tool_call><tool_call>{CALL}</tool_call>"
     assert read(ToolParser(TOOL_CALL_FORMATS["hermes"], NAMES, max_calls=1), [text])[2] == [WEATHER]

@@ -152,7 +152,8 @@ class AdmissionController:
             raise OverloadedError(message, max(1.0, self.limits.drain_timeout), "shutting_down")
 
     def _meter(self, key: Key) -> KeyMeter:
-        """The meter of a tenant with the limits that its key has now, which may have been read again."""
+        """The meter of a tenant with the limits that its key has now. Limits that were read again begin with this call;
+        what earlier calls still generate is charged to the limits that they began with."""
         current = self.keys.current(key.tenant)
         if (meter := self._meters.get(key.tenant)) is None:
             meter = self._meters[key.tenant] = KeyMeter(current, self.clock)

@@ -1,4 +1,4 @@
-"""Call: what the layers of the server know of one call of the API, and the middleware that checks its key."""
+"""The record of one call of the API, which the layers of the server fill in, and the middleware that checks its key."""
 
 from __future__ import annotations
 

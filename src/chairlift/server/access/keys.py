@@ -60,7 +60,7 @@ class Key:
         digest: the SHA-256 digest of the secret.
         is_admin: whether it may read the state of the engine and the requests of all keys.
         models: the names of the models that it may use; None for all.
-        requests_per_minute: maximum number of calls per minute; None means no limit, also in the next ones.
+        requests_per_minute: maximum number of calls per minute; None, here and below, means no limit.
         tokens_per_minute: maximum number of prompt and output tokens per minute. The length of an output is not known
             in advance, so a call may exceed the limit; the next calls are rejected until the excess is paid back.
         max_concurrent: maximum number of calls in progress at the same time.

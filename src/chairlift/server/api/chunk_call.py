@@ -1,4 +1,4 @@
-"""ChunkCall: what completions and chat completions share. Their chunks and their whole responses have one form."""
+"""The base class of completions and chat completions, whose chunks and whole responses have one form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ItemCall: what responses and messages share. Their answers consist of items: reasoning, a message and calls."""
+"""The base class of responses and messages, whose answers consist of items: reasoning, a message and calls."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class ItemCall(GeneratingCall[Fields, ChatPlan]):
     def _write_parts(self, piece: DeltaMessage, positions: list[TokenLogprobs]) -> bytes:
         events, calls = b"", piece.tool_calls
         while calls and calls[0].id is None:  # The end of a call is before new parts.
-            events += self._extend(calls.pop(0).arguments, [])
+            events += self.extend(calls.pop(0).arguments, [])
         if piece.reasoning:
             events += self._append("reasoning", piece.reasoning, [])
         is_open = self.open_item is not None and self.open_item.kind == "message"
@@ -95,15 +95,16 @@ class ItemCall(GeneratingCall[Fields, ChatPlan]):
             if call.id is not None:
                 events += self.start(AnswerItem("function_call", call_id=call.id, name=call.name or ""))
             if call.arguments:
-                events += self._extend(call.arguments, [])
+                events += self.extend(call.arguments, [])
         return events
 
     def _append(self, kind: Literal["reasoning", "message"], text: str, positions: list[TokenLogprobs]) -> bytes:
         is_open = self.open_item is not None and self.open_item.kind == kind
         events = b"" if is_open else self.start(AnswerItem(kind))
-        return events + self._extend(text, positions)
+        return events + self.extend(text, positions)
 
-    def _extend(self, text: str, positions: list[TokenLogprobs]) -> bytes:
+    def extend(self, text: str, positions: list[TokenLogprobs]) -> bytes:
+        """Append text to the open item, with the logprobs of its tokens."""
         item = self.open_item
         assert item is not None
         item.text += text

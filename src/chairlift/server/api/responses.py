@@ -62,6 +62,8 @@ class ResponsesCall(ItemCall[ResponsesRequest]):
         events = b""
         if self.open_item is None and not self.ended_items:
             events = self.start(AnswerItem("message"))
+            if positions := self.last.logprobs:
+                events += self.extend("", positions)
         return events + self.end(self._status)
 
     @property
@@ -161,6 +163,8 @@ class ResponsesCall(ItemCall[ResponsesRequest]):
         return self._event(f"response.reasoning_summary_{name}", **place, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
+        if not self.body.stream:
+            return b""
         event = to_event(kind, sequence_number=self._sequence_number, **fields)
         self._sequence_number += 1
         return event

@@ -136,7 +136,7 @@ def parse_json(body_type: type[Body], raw: bytes) -> Body:
         return body_type.model_validate(given)
     except ValidationError as error:
         message, field = describe_validation_errors(error.errors(), given)
-    del given, raw  # The traceback would keep them in memory.
+    del given  # The traceback would keep it in memory.
     raise RequestError(message, field)
 
 

@@ -29,7 +29,7 @@ class CallRecord:
         time: the beginning of the call, in seconds since the epoch.
         seconds: the duration until the last byte of the response was written.
         status: the status of the response; 499 if the client disconnected before it, or before the end of an answer.
-        call: what the layers of the server know of it.
+        call: the record that the layers of the server fill in.
         sequences: its requests in the engine. One that was sent again after the loss of a replica is in it twice.
         is_disconnected: the client disconnected before the end of the response.
         reason: the message of an error, without the value that the client sent.

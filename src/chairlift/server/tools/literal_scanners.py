@@ -336,7 +336,8 @@ class LiteralCallScanner(LiteralScanner):
             self._arguments = "{"
             return
         self._token += character
-        self.is_broken = not (prefix.startswith(self._token) or NAME.fullmatch(self._token.removeprefix(prefix)))
+        is_name = self._token.startswith(prefix) and NAME.fullmatch(self._token.removeprefix(prefix))
+        self.is_broken = not (prefix.startswith(self._token) or is_name)
 
     def _after_value(self, character: str) -> None:
         super()._after_value(character)
