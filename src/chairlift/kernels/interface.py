@@ -179,7 +179,7 @@ def run_in_order(layers: Sequence[Layer], x: torch.Tensor, step: StepContext) ->
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The kernels of a step. `tests/reference_kernels.py` defines their results.
+    """The kernels of a step. `tests/reference_kernels.py` in the source repository defines their results.
 
     `load_matrix` returns a matrix in the form that the set multiplies fastest. Embedding and LM head share one matrix
     where they are tied.

@@ -44,7 +44,7 @@ class PackedLinear:
 
 
 def gate(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """`Kernels.gate`, computed in the memory of x."""
+    """Compute `Kernels.gate` in the memory of x."""
     return x.mul_(sigmoid(logits))
 
 

@@ -304,7 +304,7 @@ class NativeResidualSum:
 
 
 def native_gate(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """`Kernels.gate`, computed in the memory of x."""
+    """Compute `Kernels.gate` in the memory of x."""
     (num_rows, size), is_shared = x.shape, logits.shape[1] == 1
     assert logits.shape == (num_rows, 1 if is_shared else size), "x and logits must have the same shape"
     native.gate(*rows_of(x), *rows_of(logits), num_rows, size, is_shared)

@@ -284,7 +284,7 @@ REPORTED_METRICS: Final = (
     ReportedMetric("slo_attainment", "requests within their SLO", "%", 100),
     ReportedMetric("e2e_latency_p50", "E2E latency p50", "s"),
     ReportedMetric("e2e_latency_p99", "E2E latency p99", "s"),
-    ReportedMetric("normalized_latency_mean", "E2E latency by output token, mean", "s"),
+    ReportedMetric("normalized_latency_mean", "E2E latency per output token, mean", "s"),
     ReportedMetric("ttft_p50", "TTFT p50", "s"),
     ReportedMetric("ttft_p99", "TTFT p99", "s"),
     ReportedMetric("itl_p50", "ITL p50", "ms", 1e3),

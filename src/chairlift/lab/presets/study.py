@@ -18,6 +18,7 @@ from rich.table import Table
 
 from chairlift.config import SCHEDULING_POLICIES, SchedulerConfig
 from chairlift.errors import ConfigError
+from chairlift.events import SLOT_KINDS
 from chairlift.lab.metrics.run import REPORTED_METRICS
 from chairlift.lab.sim.devices import DEVICES, Device
 from chairlift.lab.sim.disaggregation import Instances
@@ -48,7 +49,9 @@ SYSTEMS: Final = {
 POLICY_SETTINGS: Final = ("scheduling_policy", "length_predictor", "batching", "static_batch_size", "static_run_to")
 """The settings of an engine that are fields of `SchedulerConfig` and may be missing."""
 
-HEADINGS: Final = {metric.key: metric.heading for metric in REPORTED_METRICS} | {
+HEADINGS: Final = {
+    metric.key: metric.heading for metric in REPORTED_METRICS if metric.scale == 1 or metric.key in SLOT_KINDS
+} | {
     "external": "external fragmentation and others, %",
     "waste": "all but token states, %",
     "batch": "running requests",
@@ -71,9 +74,10 @@ HEADINGS: Final = {metric.key: metric.heading for metric in REPORTED_METRICS} | 
     "queue_time_p50": "queue time p50, s",
     "completion_ratio": "finished requests per arrival",
     "e2e_latency_p90": "E2E latency p90, s",
-    "normalized_latency_p50": "E2E latency by output token, p50, s",
+    "normalized_latency_p50": "E2E latency per output token, p50, s",
 }
-"""The headings of the measures: those of the metrics of runs, and of others."""
+"""The headings of the measures: those of the metrics of runs that are shown without a scale, of the kinds of slots,
+which are shares in percent here, and of others."""
 
 
 @dataclass(frozen=True)
