@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
+from chairlift.counts import counted
 from chairlift.engine.output_constraints import OutputConstraints
 from chairlift.errors import ContextLengthError, RequestError
 from chairlift.grammar.compiler import GrammarCompiler
@@ -327,8 +328,8 @@ class InputProcessor:
     def _check_lengths(self, params: SamplingParams, num_prompt_tokens: int, max_output: int, default: int) -> None:
         if params.max_tokens is not None and params.max_tokens > max_output:
             raise self.limits.context_error(
-                f"max_tokens={params.max_tokens} is too large: with {num_prompt_tokens} prompt tokens at most "
-                f"{max_output} output tokens fit (max_model_len={self.limits.max_model_len}, KV pool of "
+                f"max_tokens={params.max_tokens} is too large: with {counted(num_prompt_tokens, 'prompt token')} at "
+                f"most {max_output} output tokens fit (max_model_len={self.limits.max_model_len}, KV pool of "
                 f"{self.limits.max_slots} slots). Lower max_tokens, leave it out, or shorten the prompt.",
                 "max_tokens",
                 num_prompt_tokens,
