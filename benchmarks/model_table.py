@@ -93,7 +93,7 @@ COLUMNS: Final = (
 
 TEMPLATES: Final = {
     "chatml": "Qwen2",
-    "gemma": "Gemma2 Gemma3",
+    "gemma": "Gemma Gemma2 Gemma3",
     "gemma4": "Gemma4 Gemma4Unified",
     "gpt_oss": "GptOss",
     "granite3": "Granite GraniteMoe",
@@ -124,7 +124,9 @@ def row_names() -> list[str]:
 
 def tested_rows() -> dict[str, dict[str, list[str]]]:
     """For each column: a parameter of its tests (a key of TINY_MODELS, or a template) -> the rows that it is about."""
-    models = runpy.run_path(str(ROOT / "tests" / "conftest.py"))["TINY_MODELS"]
+    tests = ROOT / "tests"
+    sys.path.append(str(tests))  # for the modules that the file imports
+    models = runpy.run_path(str(tests / "conftest.py"))["TINY_MODELS"]
     rows = {variant: [family] for variant, (family, _) in models.items()}
     templates = {template: families.split() for template, families in TEMPLATES.items()}
     return {column.title: templates if column.title == "chat template" else rows for column in COLUMNS}

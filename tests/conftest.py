@@ -104,6 +104,7 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {**TINY_GATED, "sliding_window": 24}),
     "qwen2": ("Qwen2", {**TINY_GATED, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {**TINY_GATED, "head_dim": 16}),
+    "gemma": ("Gemma", {**TINY_GATED, "head_dim": 24, "tie_word_embeddings": True}),
     "gemma2": (
         "Gemma2",
         {

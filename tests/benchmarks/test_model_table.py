@@ -50,6 +50,7 @@ def test_cells_count_passed_tests(tmp_path: Path) -> None:
     report.write_text(REPORT)
     assert count_passed(report) == {
         ("Llama", "logits"): 2,
+        ("Gemma", "chat template"): 1,
         ("Gemma2", "chat template"): 1,
         ("Gemma3", "chat template"): 1,
     }

@@ -46,6 +46,7 @@ def copy(tiny_model_dir: TinyModelDir, tmp_path: Path) -> Callable[..., Path]:
         "mistral",
         "qwen2",
         "qwen3",
+        "gemma",
         "gemma2",
         "gemma3",
         "gemma4",

@@ -211,6 +211,7 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "rope.scaling.factor": 4.0,
         "rope.scaling.original_context_length": 64,
     },
+    "gemma": {"attention.key_length": 24, "attention.value_length": 24},
     "gemma2": {
         "block_count": 4,
         "attention.sliding_window": 20,
@@ -439,7 +440,7 @@ def convert_name(name: str, arch: str) -> str:
         **(LFM2 if arch.startswith("lfm2") else {}),
         **(QWEN35 if arch.startswith(("qwen3_5", "qwen3_next")) else {}),
         **(MAMBA if arch in MAMBA_ARCHITECTURES else {}),
-        **(BRANCH_NORMS if arch.startswith(("gemma", "olmo2", "olmo3", "gpt")) else {}),
+        **(BRANCH_NORMS if arch != "gemma" and arch.startswith(("gemma", "olmo2", "olmo3", "gpt")) else {}),
     }
     if name.startswith("mtp.") and not name.startswith("mtp.layers."):
         return f"blk.4.nextn.{PREDICTOR[name.removeprefix('mtp.').removesuffix('.weight')]}.weight"
@@ -462,7 +463,7 @@ def convert_tensor(name: str, tensor: torch.Tensor, arch: str) -> torch.Tensor:
         return convert_delta(name, tensor, is_tiled=arch != "qwen3_next")
     if arch in MAMBA_ARCHITECTURES:
         tensor = convert_mamba(name, tensor, arch)
-    if arch in ("gemma2", "gemma3") and "norm" in name:
+    if arch in ("gemma", "gemma2", "gemma3") and "norm" in name:
         return tensor + 1
     if arch in INTERLEAVED and ("q_proj" in name or "k_proj" in name):
         heads = 4 if "q_proj" in name else 2

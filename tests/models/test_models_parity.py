@@ -44,6 +44,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-no-windows": ("qwen2", {"use_sliding_window": False}),
     "qwen3": ("qwen3", {}),
     "qwen3-wide-heads": ("qwen3", {"head_dim": 40}),
+    "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {}),
     "gemma2-one-soft-cap": ("gemma2", {"attn_logit_softcapping": None, "query_pre_attn_scalar": 4000}),
     "gemma3": ("gemma3", {}),

@@ -37,6 +37,8 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("Mistral-7B-v0.1", {"alibi": True}),
     ("OLMoE-1B-7B", {"clip_qkv": 8.0}),
     ("OLMo-2-1124-7B", {"logit_scale": 0.0625}),
+    ("gemma-2b-it", {"hidden_activation": "gelu"}),
+    ("gemma-2b-it", {"use_bidirectional_attention": True}),
     ("gemma-3-1b-it", {"use_bidirectional_attention": True}),
     ("phi-4", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
     ("DeepSeek-R1-Distill-Llama-8B", {"kv_lora_rank": 512}),

@@ -276,6 +276,7 @@ def test_the_engine_has_the_planned_blocks_and_requests(
         "mistral",
         "qwen2",
         "qwen3",
+        "gemma",
         "gemma2",
         "gemma3",
         "gemma4",

@@ -1,8 +1,8 @@
-"""Gemma 2 and Gemma 3 (Gemma Team, 2024 and 2025), without images.
+"""Gemma, Gemma 2 and Gemma 3 (Gemma Team, 2024 and 2025), without images.
 
-`LlamaSizes` with norms before and after each branch, whose weights are differences from 1, a gate with GELU, and an
-embedding that is multiplied by the root of its width. Gemma 2 has soft caps and a window in every other layer; Gemma 3
-has norms of query and key heads, and five layers with a window and a rotary base of their own to one with neither.
+`LlamaSizes` with norms whose weights are differences from 1, a gate with GELU, and an embedding that is multiplied by
+the root of its width. Gemma 2 adds norms after each branch, soft caps, and a window in every other layer; Gemma 3 has
+norms of query and key heads, and five layers with a window and a rotary base of their own to one with neither.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from chairlift.models.architectures.llama import LlamaConfigReader
+from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture, GGUFHeader, HFReader
@@ -59,30 +59,34 @@ LAYERS_OF_27B: Final = {"gemma2": 46, "gemma3": 62}
 
 
 class GemmaConfigReader(LlamaConfigReader):
-    """The reader of the `config.json` of Gemma 2 and Gemma 3 without images. The defaults are those of transformers."""
+    """The reader of the `config.json` of Gemma 1 to 3 without images. The defaults are those of transformers."""
 
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
+        fields.allow_only("use_bidirectional_attention", False, "attention must be causal")
+        sizes = super().read_sizes(fields)
+        sizes = replace(sizes, norm_weight_offset=1.0, embedding_multiplier=math.sqrt(sizes.hidden_size))
+        if self.name == "gemma":
+            return sizes
         sizes = replace(
-            super().read_sizes(fields),
-            norm_weight_offset=1.0,
+            sizes,
             attention_scale=fields.number("query_pre_attn_scalar") ** -0.5,
-            embedding_multiplier=math.sqrt(fields.integer("hidden_size")),
             logits_soft_cap=read_soft_cap(fields, "final_logit_softcapping", 30.0 if self.name == "gemma2" else None),
         )
         if self.name == "gemma2":
             return replace(sizes, attention_soft_cap=read_soft_cap(fields, "attn_logit_softcapping", 50.0))
-        fields.allow_only("use_bidirectional_attention", False, "attention must be causal")
         fields.allow_only("attn_logit_softcapping", None, "the reference implementation of Gemma 3 ignores it")
         local_theta = fields.number("rope_local_base_freq", LOCAL_THETA)
         return sizes.with_layer_ropes(*read_layer_ropes(fields, local_theta, GLOBAL_THETA))
 
     def _activation(self, fields: ConfigFields) -> str:
-        fields.ignore("hidden_act")  # The models use hidden_activation.
+        if self.name == "gemma":
+            fields.choice("hidden_act", ("gelu", "gelu_pytorch_tanh"), "gelu")  # Both are the approximation by tanh.
+        fields.ignore("hidden_act")  # The other models use hidden_activation.
         fields.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
         return "gelu_tanh"
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
-        return super()._rope(fields) if self.name == "gemma2" else RopeConfig()  # Each layer of Gemma 3 has its own.
+        return RopeConfig() if self.name == "gemma3" else super()._rope(fields)  # Each layer of Gemma 3 has its own.
 
 
 def _windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
@@ -93,6 +97,9 @@ def _windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     return read_layer_windows(fields, types, layers, window)
 
 
+READER1: Final = GemmaConfigReader(
+    "gemma", no_windows, defaults={"head_dim": 256, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
+)
 READER2: Final = GemmaConfigReader(
     "gemma2",
     _windows,
@@ -124,9 +131,12 @@ def read_soft_cap(fields: ConfigFields, key: str, default: float | None) -> floa
 
 
 def read_gemma_gguf(header: GGUFHeader) -> ModelConfig:
-    """Read the metadata of a GGUF file of Gemma 2 or Gemma 3, whose norms have complete weights."""
+    """Read the metadata of a GGUF file of Gemma 1 to 3, whose norms have complete weights."""
     fields, name = header.fields, header.name
     sizes = read_gguf_sizes(header)
+    sizes = replace(sizes, activation="gelu_tanh", embedding_multiplier=math.sqrt(sizes.hidden_size))
+    if name == "gemma":
+        return sizes.declare()
     window = fields.integer("attention.sliding_window", 4096 if name == "gemma2" else 0, low=0)
     windows = read_gguf_windows(fields, sizes.num_layers, window or None, PATTERN[name])
     local_theta = sizes.rope.theta if name == "gemma2" else LOCAL_THETA
@@ -141,9 +151,7 @@ def read_gemma_gguf(header: GGUFHeader) -> ModelConfig:
         attention_scale=scale,
         attention_soft_cap=read_soft_cap(fields, "attn_logit_softcapping", 50.0 if name == "gemma2" else None),
         logits_soft_cap=read_soft_cap(fields, "final_logit_softcapping", 30.0 if name == "gemma2" else None),
-        activation="gelu_tanh",
         qk_norm="heads" if name == "gemma3" else None,
-        embedding_multiplier=math.sqrt(sizes.hidden_size),
     )
     return sizes.with_layer_ropes(local, sizes.rope).declare()
 
@@ -157,6 +165,12 @@ _GGUF_NAMES: Final = {
     "model.layers.{}.post_feedforward_layernorm": "blk.{}.post_ffw_norm",
 }
 
+GEMMA: Final = Architecture(
+    name="gemma",
+    hf_readers={"GemmaForCausalLM": READER1},
+    gguf_readers={"gemma": read_gemma_gguf},
+    gguf_names=GGUF_NAMES,
+)
 GEMMA2: Final = Architecture(
     name="gemma2",
     hf_readers={"Gemma2ForCausalLM": READER2},
