@@ -391,6 +391,20 @@ GPT_OSS: Final = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- "<|start|>assistant" }}{%- endif %}"""
 
+EXAONE4: Final = """\
+{%- set end_of_turn = '<|end|>\\n' %}
+{%- set role_indicators = {'user': '[|user|]\\n', 'assistant': '[|assistant|]\\n', 'system': '[|system|]\\n'} %}
+{%- for i in range(messages | length) %}
+    {%- set msg = messages[i] %}
+    {%- if msg.role not in role_indicators %}{{- raise_exception('Unknown role: ' ~ msg.role) }}{%- endif %}
+    {%- set content = msg.content %}
+    {%- if msg.role == 'assistant' and '</think>' in content %}
+        {%- set content = content.split('</think>')[-1].strip() %}
+    {%- endif %}
+    {{- role_indicators[msg.role] ~ content ~ end_of_turn }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- role_indicators['assistant'] }}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"""
+
 DEEPSEEK: Final = """\
 {% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}\
 {% set ns = namespace(is_first=false, system_prompt='') %}\
@@ -427,10 +441,11 @@ TEMPLATES: Final[dict[str, str]] = {
     "smollm3": SMOLLM3,
     "olmo3": OLMO3,
     "gpt_oss": GPT_OSS,
+    "exaone4": EXAONE4,
     "deepseek": DEEPSEEK,
     "operations": OPERATIONS,
     "tiny": tiny_tokenizer.TEMPLATE,
     "bytes": byte_tokenizer.TEMPLATE,
 }
-SPLITTING: Final = frozenset({"qwen3", "deepseek", "operations"})
+SPLITTING: Final = frozenset({"qwen3", "exaone4", "deepseek", "operations"})
 """They treat content differently that spells some text."""

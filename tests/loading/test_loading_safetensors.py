@@ -60,6 +60,7 @@ def copy(tiny_model_dir: TinyModelDir, tmp_path: Path) -> Callable[..., Path]:
         "smollm3",
         "olmo2",
         "olmo3",
+        "exaone4",
         "phi3",
         "lfm2",
         "opt",

@@ -175,6 +175,11 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "rope.scaling.factor": 4.0,
         "rope.scaling.original_context_length": 64,
     },
+    "exaone4": {
+        "block_count": 4,
+        "attention.sliding_window": 20,
+        "attention.sliding_window_pattern": [True, True, True, False],
+    },
     "phi3": {
         "rope.dimension_count": 8,
         "rope.scaling.original_context_length": 256,
@@ -425,7 +430,7 @@ ARCHITECTURE_NAMES = {
 
 MAMBA_ARCHITECTURES = ("granite4_h", "granite4_h_moe", "falcon_h1", "nemotron_h", "nemotron_h_moe")
 LARGER_EPS = (
-    "olmo2", "olmo3", "olmoe", "phi3", "ministral3", "mixtral", "gpt_oss", "lfm2", "lfm2_moe", "falcon_h1",
+    "olmo2", "olmo3", "exaone4", "olmoe", "phi3", "ministral3", "mixtral", "gpt_oss", "lfm2", "lfm2_moe", "falcon_h1",
     "nemotron_h", "nemotron_h_moe",
 )  # fmt: skip
 
@@ -440,7 +445,7 @@ def convert_name(name: str, arch: str) -> str:
         **(LFM2 if arch.startswith("lfm2") else {}),
         **(QWEN35 if arch.startswith(("qwen3_5", "qwen3_next")) else {}),
         **(MAMBA if arch in MAMBA_ARCHITECTURES else {}),
-        **(BRANCH_NORMS if arch != "gemma" and arch.startswith(("gemma", "olmo2", "olmo3", "gpt")) else {}),
+        **(BRANCH_NORMS if arch != "gemma" and arch.startswith(("gemma", "olmo2", "olmo3", "exaone4", "gpt")) else {}),
     }
     if name.startswith("mtp.") and not name.startswith("mtp.layers."):
         return f"blk.4.nextn.{PREDICTOR[name.removeprefix('mtp.').removesuffix('.weight')]}.weight"

@@ -128,7 +128,7 @@ class LlamaSizes:
     logits_soft_cap: float | None = None
     dtype: str = "float32"
 
-    def with_layer_ropes(self, local: RopeConfig, whole: RopeConfig) -> LlamaSizes:
+    def with_layer_ropes(self, local: RopeConfig, whole: RopeConfig | None) -> LlamaSizes:
         """Return the sizes with one rotary embedding for layers with a window, and another one for the others."""
         return replace(self, ropes=[whole if window is None else local for window in self.sliding_windows])
 
