@@ -93,6 +93,7 @@ COLUMNS: Final = (
 
 TEMPLATES: Final = {
     "chatml": "Qwen2",
+    "ernie4_5": "Ernie4_5",
     "exaone4": "Exaone4",
     "gemma": "Gemma Gemma2 Gemma3",
     "gemma4": "Gemma4 Gemma4Unified",

@@ -391,6 +391,18 @@ GPT_OSS: Final = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- "<|start|>assistant" }}{%- endif %}"""
 
+ERNIE45: Final = """\
+{%- if not add_generation_prompt is defined -%}{%- set add_generation_prompt = true -%}{%- endif -%}
+{%- if not cls_token is defined -%}{%- set cls_token = "<s>" -%}{%- endif -%}
+{{- cls_token -}}
+{%- for message in messages -%}
+    {%- if message["role"] == "user" -%}{{- "User: " + message["content"] + "\\n" -}}
+    {%- elif message["role"] == "assistant" -%}{{- "Assistant: " + message["content"] + eos_token -}}
+    {%- elif message["role"] == "system" -%}{{- message["content"] + "\\n" -}}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- "Assistant: " -}}{%- endif -%}"""
+
 EXAONE4: Final = """\
 {%- set end_of_turn = '<|end|>\\n' %}
 {%- set role_indicators = {'user': '[|user|]\\n', 'assistant': '[|assistant|]\\n', 'system': '[|system|]\\n'} %}
@@ -441,6 +453,7 @@ TEMPLATES: Final[dict[str, str]] = {
     "smollm3": SMOLLM3,
     "olmo3": OLMO3,
     "gpt_oss": GPT_OSS,
+    "ernie4_5": ERNIE45,
     "exaone4": EXAONE4,
     "deepseek": DEEPSEEK,
     "operations": OPERATIONS,

@@ -319,6 +319,7 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Olmo3",
         {**TINY_GATED, "num_hidden_layers": 4, "sliding_window": 20, "rope_parameters": OLMO3_ROPES},
     ),
+    "ernie4_5": ("Ernie4_5", {**TINY_GATED, "head_dim": 24, "use_bias": True}),
     "exaone4": ("Exaone4", {**TINY_GATED, "num_hidden_layers": 4, "sliding_window": 20}),
     "mixtral": ("Mixtral", {**TINY_GATED, "sliding_window": 24, "num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen3_moe": (

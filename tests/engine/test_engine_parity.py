@@ -30,7 +30,7 @@ ARCHITECTURES = [
     "llama", "llama3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma4", "gemma4_moe",
     "gemma4_unified", "ministral3", "granite", "granite4", "granite4_h", "granite4_h_moe", "falcon_h1", "nemotron_h",
     "nemotron_h_moe", "smollm3", "olmo2", "olmo3", "exaone4", "phi3", "mixtral", "qwen3_moe", "olmoe", "granitemoe",
-    "gpt_oss", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid", "opt",
+    "gpt_oss", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid", "ernie4_5", "opt",
 ]  # fmt: skip
 SQUEEZES: dict[str, dict[str, Any]] = {
     "roomy": {},

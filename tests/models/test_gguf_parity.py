@@ -175,6 +175,7 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "rope.scaling.factor": 4.0,
         "rope.scaling.original_context_length": 64,
     },
+    "ernie4_5": {"attention.key_length": 24, "attention.value_length": 24},
     "exaone4": {
         "block_count": 4,
         "attention.sliding_window": 20,
@@ -430,8 +431,8 @@ ARCHITECTURE_NAMES = {
 
 MAMBA_ARCHITECTURES = ("granite4_h", "granite4_h_moe", "falcon_h1", "nemotron_h", "nemotron_h_moe")
 LARGER_EPS = (
-    "olmo2", "olmo3", "exaone4", "olmoe", "phi3", "ministral3", "mixtral", "gpt_oss", "lfm2", "lfm2_moe", "falcon_h1",
-    "nemotron_h", "nemotron_h_moe",
+    "ernie4_5", "olmo2", "olmo3", "exaone4", "olmoe", "phi3", "ministral3", "mixtral", "gpt_oss", "lfm2", "lfm2_moe",
+    "falcon_h1", "nemotron_h", "nemotron_h_moe",
 )  # fmt: skip
 
 
@@ -605,7 +606,9 @@ def write_gguf(
         "attention.head_count": 4,
         "attention.head_count_kv": 2,
         "attention.layer_norm_rms_epsilon": 1e-5 if arch in LARGER_EPS else 1e-6,
-        "rope.freq_base": {"smollm3": 2e6, "mixtral": 1e6, "lfm2": 1e6, "lfm2_moe": 1e6}.get(arch, 10000.0),
+        "rope.freq_base": {"smollm3": 2e6, "mixtral": 1e6, "lfm2": 1e6, "lfm2_moe": 1e6, "ernie4_5": 5e5}.get(
+            arch, 10000.0
+        ),
         **GGUF_FIELDS[arch],
     }
     for key, value in {**fields, **changes}.items():

@@ -21,7 +21,8 @@ from native import needs_native, unavailable_reason
 from packed_steps import Tables, pack
 
 KERNEL_SETS = ("reference", "torch", pytest.param("native", marks=needs_native))
-# Modules that are merged in other ways, other activations and norms, biases, and dense networks beside experts.
+# Modules that are merged in other ways, other activations and norms, biases, reordered rows, and dense networks beside
+# experts.
 MODELS: dict[str, list[str] | str] = {
     "llama": "all-linear",
     "qwen2": "all-linear",
@@ -31,6 +32,7 @@ MODELS: dict[str, list[str] | str] = {
     "opt": ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"],
     "olmo2": "all-linear",
     "mixtral": ["q_proj", "o_proj"],
+    "ernie4_5": ["q_proj", "k_proj"],
 }
 LENGTHS = (37, 1, 9, 20)
 

@@ -95,6 +95,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {}),
     "olmo2-biases": ("olmo2", {"attention_bias": True}),
     "olmo3": ("olmo3", {}),
+    "ernie4_5": ("ernie4_5", {}),
     "exaone4": ("exaone4", {}),
     "exaone4-no-windows": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
     "qwen3-yarn": ("qwen3", {"rope_parameters": YARN}),

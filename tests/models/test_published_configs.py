@@ -36,6 +36,7 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("Mistral-7B-v0.1", {"use_qk_norm": True}),
     ("Mistral-7B-v0.1", {"alibi": True}),
     ("OLMoE-1B-7B", {"clip_qkv": 8.0}),
+    ("ERNIE-4.5-0.3B-PT", {"compression_ratio": 2.0}),
     ("EXAONE-4.0-1.2B", {"attention_bias": True}),
     ("EXAONE-4.0-1.2B", {"sliding_window": 4096, "layer_types": None, "sliding_window_pattern": "LLLG"}),
     ("OLMo-2-1124-7B", {"logit_scale": 0.0625}),

@@ -293,6 +293,7 @@ def test_the_engine_has_the_planned_blocks_and_requests(
         "smollm3",
         "olmo2",
         "olmo3",
+        "ernie4_5",
         "exaone4",
         "phi3",
         "mixtral",

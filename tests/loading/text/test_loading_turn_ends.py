@@ -34,6 +34,7 @@ ENDS = {
     "smollm3": "<|im_end|>",
     "olmo3": "<|im_end|>",
     "gpt_oss": None,
+    "ernie4_5": "</s>",
     "exaone4": "<|end|>",
     "deepseek": "<|end|>",
     "tiny": None,

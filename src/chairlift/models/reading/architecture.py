@@ -30,7 +30,8 @@ class StoredName(NamedTuple):
         expert: the index of the parameter in a tensor that holds those of all experts, or None.
         is_transposed: whether the tensor holds matrices [in, out].
         first_row, row_step: the first row of the parameter, and the distance between its rows.
-        block: what these are numbers of: rows, heads of consecutive rows, or equal parts of the tensor.
+        block: what these are numbers of: rows, heads of consecutive rows, or equal parts of the tensor; or "pair" for
+            all rows, where the two dimensions of a rotated pair of a head are adjacent.
     """
 
     name: str
@@ -38,7 +39,7 @@ class StoredName(NamedTuple):
     is_transposed: bool = False
     first_row: int = 0
     row_step: int = 1
-    block: Literal["row", "head", "part"] = "row"
+    block: Literal["row", "head", "part", "pair"] = "row"
 
     def file_shape(self, shape: tuple[int, ...], num_experts: int) -> tuple[int, ...]:
         """Return the shape of the tensor of a parameter with the given shape."""
@@ -52,12 +53,16 @@ class StoredName(NamedTuple):
 
     def select_rows(self, rows: Rows, head_dim: int) -> Rows:
         """Return the rows of the parameter, of a tensor or an array [rows, ...]."""
+        row_shape = tuple(rows.shape[1:])
+        selected: Rows
+        if self.block == "pair":
+            selected = rows.reshape((-1, head_dim // 2, 2, *row_shape)).swapaxes(1, 2).reshape((-1, *row_shape))
+            return selected
         if self.row_step == 1:
             return rows
-        row_shape = tuple(rows.shape[1:])
         size = {"row": 1, "head": head_dim, "part": len(rows) // self.row_step}[self.block]
         parts = rows.reshape((-1, self.row_step, size, *row_shape))
-        selected: Rows = parts[:, self.first_row].reshape((-1, *row_shape))
+        selected = parts[:, self.first_row].reshape((-1, *row_shape))
         return selected
 
 
