@@ -100,8 +100,9 @@ def test_splits_equal_transformers(name: str) -> None:
         assert pre_tokenizers.Sequence(ours).pre_tokenize_str(text) == oracle.pre_tokenize_str(text), text
 
 
-def test_gpt2_split_equals_the_library() -> None:
-    (pattern,) = PRE_TOKENIZERS["gpt-2"].patterns
+@pytest.mark.parametrize("name", ["gpt-2", "exaone4"])
+def test_gpt2_split_equals_the_library(name: str) -> None:
+    (pattern,) = PRE_TOKENIZERS[name].patterns
     ours = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
     )
@@ -163,7 +164,10 @@ def test_any_text_round_trips_with_a_full_byte_alphabet(tiny: Tokenizer, text: s
     assert tiny.decode(tiny.encode(text), skip_special_tokens=False) == text
 
 
-@pytest.mark.parametrize(("pre", "adds"), [("smollm", False), ("llama-bpe", True), ("tekken", True), (None, False)])
+@pytest.mark.parametrize(
+    ("pre", "adds"),
+    [("smollm", False), ("llama-bpe", True), ("lfm2", True), ("qwen35", False), ("tekken", True), (None, False)],
+)
 def test_bos_by_default(tmp_path: Path, pre: str | None, adds: bool) -> None:
     assert (spelled(load(tmp_path, BPE, pre=pre), "h")[0] == "<end>") is adds
 

@@ -64,6 +64,9 @@ _WORDS: Final = r"[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3: Final = _CONTRACTIONS + _WORDS + r"\p{N}{1,3}" + _REST
 _QWEN2: Final = _CONTRACTIONS + _WORDS + r"\p{N}" + _REST
+_QWEN35: Final = (
+    _CONTRACTIONS + r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _REST_WITH_SLASHES: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CASED_WORDS: Final = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
@@ -76,14 +79,15 @@ _O200K: Final = (
 
 _RULES: Final = (
     (("default",), PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))),
-    (("gpt-2", "phi-2", "olmo"), PreTokenizer((_GPT2,))),
-    (("smollm", "starcoder", "refact", "codeshell"), PreTokenizer((r"\p{N}", _GPT2))),
+    (("gpt-2", "phi-2", "olmo", "exaone4", "mellum"), PreTokenizer((_GPT2,))),
+    (("smollm", "starcoder", "refact", "codeshell", "exaone"), PreTokenizer((r"\p{N}", _GPT2))),
     (
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"),
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "midm-2.0"),
         PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True),
     ),
     (("dbrx", "smaug-bpe"), PreTokenizer((_LLAMA3,))),
     (("qwen2",), PreTokenizer((_QWEN2,), nfc=True)),
+    (("qwen35",), PreTokenizer((_QWEN35,), nfc=True)),
     (("deepseek-r1-qwen", "megrez", "stablelm2"), PreTokenizer((_QWEN2,))),
     (("tekken",), PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True)),
     (("gpt-4o",), PreTokenizer((_O200K,), ignore_merges=True)),
