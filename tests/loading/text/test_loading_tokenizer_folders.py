@@ -17,7 +17,7 @@ from chairlift.loading.text.hf_tokenizer import folder_tokenizer
 TEXTS = [
     "The quick brown fox",
     "  two  spaces ",
-    "naïve Café 東京 123",
+    "naïve Café 東京 123 हिन्दी e\u0301\u0302x",
     "a\n\nb",
     "x",
     "",
@@ -41,6 +41,21 @@ def test_ids_equal_auto_tokenizer(tmp_path: Path, part: int) -> None:
             assert ours.encode(text) == ours.encode_pair(text) == oracle(text)["input_ids"], (text, where)
         for pair in PAIRS:
             assert ours.encode_pair(*pair) == oracle(*pair)["input_ids"], (pair, where)
+
+
+def test_the_class_of_the_model_type_overrules_a_wrong_one(tmp_path: Path) -> None:
+    """Folders of Qwen3.5 may name the class of Qwen2, which divides words at combining marks."""
+    write_folder(tmp_path, 0)
+    pieces = {}
+    for model_type in ("qwen3", "qwen3_5"):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Qwen2Tokenizer"}))
+        oracle: Any = AutoTokenizer.from_pretrained(tmp_path)
+        backends = folder_tokenizer(tmp_path).backend, oracle.backend_tokenizer
+        ours, theirs = (backend.pre_tokenizer.pre_tokenize_str("हिन्दी भाषा") for backend in backends)
+        assert ours == theirs
+        pieces[model_type] = len(ours)
+    assert pieces["qwen3"] > pieces["qwen3_5"] == 2
 
 
 def test_flags_do_not_replace_the_tokens_of_an_embedding_model(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@
 transformers, take vocabulary, merges and added tokens from it, and some of them the post-processor.
 
     types: model_type -> the class that transformers registers for it
+    overruling: the types whose class precedes that of `tokenizer_config.json`, which is wrong in published folders
     classes: name -> model, its options, normalizer, pre-tokenizer and decoder ("$name" is a setting or special token),
         required special tokens, and the templates for one text and for two
 """
@@ -38,9 +39,10 @@ def tokenizer_class(settings: Mapping[str, Any], config: Mapping[str, Any], *, h
     registered = _DATA["types"].get(kind) if isinstance(kind, str) else None
     given = settings.get("tokenizer_class") or config.get("tokenizer_class")
     name = given.removesuffix("Fast") if isinstance(given, str) else None
-    if name == "LlamaTokenizer" and has_byte_level and kind != "qwen2":
+    is_overruling = kind in _DATA["overruling"]
+    if name == "LlamaTokenizer" and has_byte_level and not is_overruling:
         return GENERIC
-    if registered is not None and (name is None or registered == GENERIC or kind == "qwen2"):
+    if registered is not None and (name is None or registered == GENERIC or is_overruling):
         return str(registered)
     return name or GENERIC
 
