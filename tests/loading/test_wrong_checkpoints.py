@@ -153,6 +153,11 @@ CASES: dict[str, Wrong] = {
         r"\['FalconMambaForCausalLM'\], which is not supported, because its recurrent layers are of a kind that is not",
         "the nearest supported architecture is FalconH1ForCausalLM",
     ),
+    "architecture with a similar name": Wrong(
+        change(architectures=["Glm4ForCausalLM"]),
+        r"\['Glm4ForCausalLM'\], which is not supported, because Chairlift does not implement it",
+        "it; use a model whose architecture is supported: Bert, Ernie4_5, ",
+    ),
     "architecture of another family": Wrong(
         change(architectures=["MambaForCausalLM"]), r"architectures is \['MambaForCausalLM'\]", "supported: .*Gemma2"
     ),
@@ -227,8 +232,8 @@ CASES: dict[str, Wrong] = {
     ),
     "GGUF, architecture of a known family": Wrong(
         convert_to_architecture("gemma3n"),
-        r"general\.architecture is 'gemma3n', which is not supported, because its name is unknown",
-        r"did you mean gemma3\?",
+        r"general\.architecture is 'gemma3n', which is not supported, because Chairlift does not implement it",
+        "the nearest supported architecture is gemma3; use a model whose architecture is supported: ernie4_5, ",
     ),
     "GGUF, architecture of another family": Wrong(
         convert_to_architecture("rwkv7"), r"general\.architecture is 'rwkv7'", "supported: .*gemma2, gemma3"

@@ -144,7 +144,7 @@ def test_end_tokens_of_both_files_are_merged() -> None:
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, ["architectures", "MambaForCausalLM", "LlamaForCausalLM"]),
+        ({"architectures": ["MambaForCausalLM"]}, ["architectures", "MambaForCausalLM", "Llama"]),
         ({"architectures": None}, ["architectures", "missing"]),
         ({"hidden_size": None}, ["hidden_size", "missing"]),
         ({"hidden_size": "64"}, ["hidden_size", "'64'"]),

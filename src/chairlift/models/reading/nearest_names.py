@@ -1,17 +1,14 @@
-"""Messages that say why an architecture is not supported, and name the supported one that is nearest to it."""
+"""Messages that say why an architecture is not supported, and name the supported ones."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from difflib import SequenceMatcher, get_close_matches
+from os.path import commonprefix
 from typing import Final
 
-SUFFIX: Final = re.compile(r"(For(CausalLM|ConditionalGeneration)|LMHeadModel|Model)$")
-MIN_SIMILARITY: Final = 0.6
-"""The similarity of names from which one is suggested, if no supported architecture is of the same family."""
-MISSPELT_SIMILARITY: Final = 0.9
-"""The similarity of whole names from which an unknown one is taken for a misspelt one."""
+SUFFIX: Final = re.compile(r"(For(CausalLM|ConditionalGeneration|MaskedLM|SequenceClassification)|LMHeadModel|Model)$")
+FIRST_WORD: Final = re.compile(r"[A-Z]*[a-z]+|[A-Z]+")
 REASONS: Final = (
     ("vl|vision|visual|image|llava|pixtral|idefics|paligemma|mllama|clip|siglip|florence|janus", "it reads images"),
     ("audio|speech|whisper|voxtral|omni|wav2vec", "it reads audio"),
@@ -26,34 +23,33 @@ REASONS: Final = (
 
 
 def describe_unsupported(name: str, supported: Collection[str]) -> str:
-    """Return the part of a message that gives the reason and the nearest supported name, or else all of them."""
-    reason = next((reason for pattern, reason in REASONS if re.search(pattern, _stem(name))), None)
-    misspelt = [] if reason else get_close_matches(name, supported, 1, MISSPELT_SIMILARITY)
-    if misspelt:
-        hint = f"did you mean {misspelt[0]}?"
-    elif nearest := nearest_name(name, supported):
-        hint = f"the nearest supported architecture is {nearest}"
-    else:
-        hint = f"supported: {', '.join(sorted(supported))}"
-    return f"is not supported, because {reason or 'its name is unknown'}; {hint}"
+    """Return the part of a message that gives the reason, the nearest supported name if there is one, and all names."""
+    reason = next(
+        (reason for pattern, reason in REASONS if re.search(pattern, _stem(name))), "Chairlift does not implement it"
+    )
+    if misspelt := next((other for other in supported if _letters(other) == _letters(name)), None):
+        return f"is not supported, because its name is unknown; did you mean {misspelt}?"
+    nearest = nearest_name(name, supported)
+    hint = "" if nearest is None else f"the nearest supported architecture is {nearest}; "
+    names = ", ".join(sorted({SUFFIX.sub("", other) for other in supported}))
+    return f"is not supported, because {reason}; {hint}use a model whose architecture is supported: {names}"
 
 
 def nearest_name(name: str, supported: Collection[str]) -> str | None:
-    """Return the name of the same family, such as Qwen3 for Qwen3VL, or else a similar name, or None."""
-    ranked = sorted(supported, key=lambda other: (_similarity(name, other), other), reverse=True)
-    relatives = [other for other in ranked if _family(other) == _family(name)]
-    similar = [other for other in ranked if _similarity(name, other) >= MIN_SIMILARITY]
-    return next(iter((*relatives, *similar)), None)
+    """Return the name that begins with the same word and most of the same letters, as Qwen2 for Qwen2VL, or None."""
+    relatives = (other for other in sorted(supported, key=len) if _first_word(other) == _first_word(name))
+    return max(relatives, key=lambda other: len(commonprefix((_stem(name), _stem(other)))), default=None)  # noqa: RUF071
 
 
 def _stem(name: str) -> str:
     return SUFFIX.sub("", name).lower()
 
 
-def _family(name: str) -> str:
-    """The letters before the first digit."""
-    return re.split(r"\d", _stem(name), maxsplit=1)[0]
+def _first_word(name: str) -> str:
+    found = FIRST_WORD.match(SUFFIX.sub("", name))
+    return name if found is None else found[0].lower()
 
 
-def _similarity(name: str, other: str) -> float:
-    return SequenceMatcher(None, _stem(name), _stem(other)).ratio()
+def _letters(name: str) -> list[str]:
+    """The letters and digits of a name, which two spellings of it have in common."""
+    return sorted(filter(str.isalnum, name.lower()))
