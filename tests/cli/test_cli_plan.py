@@ -16,6 +16,7 @@ from chairlift.errors import ChairliftError, ConfigError
 from chairlift.lab.sim.devices import DEVICES
 from command_runner import CommandResult, invoke, run_arguments
 from native import needs_native
+from pooling_models import write_pooling_model
 
 
 def run(*arguments: str) -> CommandResult:
@@ -140,6 +141,11 @@ def test_errors_name_the_option(arguments: list[str], match: str) -> None:
     assert isinstance(result.exception, ChairliftError)
     with pytest.raises(ChairliftError, match=match):
         raise result.exception
+
+
+def test_an_encoder_has_no_plan(tmp_path: Path) -> None:
+    result = run(str(write_pooling_model(tmp_path, "bert")), "--memory", "1GiB")
+    assert "is an encoder, which has no KV memory: use a decoder" in str(result.exception)
 
 
 def test_a_request_rate_needs_a_device() -> None:

@@ -36,7 +36,7 @@ def print_notice(text: str, style: str = "dim") -> None:
     """Print a line to standard error, with a style of rich if it is a terminal."""
     from rich.console import Console
 
-    Console(stderr=True).print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    Console(stderr=True).print(text, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def prepare_engine(log_format: str = "text") -> None:

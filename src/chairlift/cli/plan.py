@@ -156,7 +156,7 @@ def _model(config: EngineConfig) -> PlannedModel:
     """
     from chairlift.lab.planning.planner import PlannedModel
     from chairlift.lab.sim.published_models import MODEL_SHAPES
-    from chairlift.loading.resolve import choose_predictor, load_config, matrix_formats, resolve_model
+    from chairlift.loading.resolve import choose_predictor, load_decoder_config, matrix_formats, resolve_model
 
     name = config.model
     if name in MODEL_SHAPES:
@@ -167,7 +167,7 @@ def _model(config: EngineConfig) -> PlannedModel:
         )
         return PlannedModel(name, argument, model_config, matrix_formats(None, model_config), note)
     files = resolve_model(name)
-    model_config = load_config(files, needs_predictor=config.needs_predictor)
+    model_config = load_decoder_config(files, needs_predictor=config.needs_predictor)
     formats = matrix_formats(files, model_config)
     return PlannedModel(files.name, name or files.name, model_config, formats, _file_note(files, model_config, config))
 

@@ -116,10 +116,12 @@ def _run_preset(
 def _calibrate(path: Path, num_threads: int | None) -> None:
     from chairlift.lab.bench.calibrate import calibrate
     from chairlift.lab.tables import constants_table, print_parts
+    from chairlift.system.output_files import check_writable, unwritable_file_error
 
+    check_writable("calibrate", path)
     calibration = calibrate(num_threads)
     print_parts([constants_table([("device", calibration.device.name), *calibration.measured])])
     try:
         calibration.save(path)
     except OSError as error:
-        raise ConfigError(f"calibrate={path}: {error.strerror}") from None
+        raise unwritable_file_error("calibrate", path, error) from None

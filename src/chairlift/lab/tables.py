@@ -59,7 +59,7 @@ def print_parts(parts: Iterable[RenderableType], file: TextIO | None = None) -> 
 
     A terminal wraps strings between words. Commands are `Text` and never wrapped, so that they can be copied.
     """
-    console = Console(file=file or sys.stdout, markup=False, highlight=False)
+    console = Console(file=file or sys.stdout, markup=False, emoji=False, highlight=False)
     if not console.is_terminal:
         console.width = FILE_WIDTH
     for part in parts:

@@ -203,6 +203,23 @@ def load_config(files: ModelFiles, *, needs_predictor: bool = False) -> ModelCon
     return choose_predictor(_read_config(files), files.name, needs_predictor)
 
 
+def load_decoder_config(files: ModelFiles, *, needs_predictor: bool = False) -> ModelConfig:
+    """Read the configuration of a model with KV memory; arguments and errors as for `load_config`.
+
+    Raises:
+        ConfigError: it is an encoder.
+    """
+    config = load_config(files, needs_predictor=needs_predictor)
+    if config.encoder is not None:
+        raise encoder_error(files.name)
+    return config
+
+
+def encoder_error(name: str) -> ConfigError:
+    """The error that a command needs a model with KV memory."""
+    return ConfigError(f"model {name!r} is an encoder, which has no KV memory: use a decoder")
+
+
 def choose_predictor(config: ModelConfig, name: str, is_needed: bool) -> ModelConfig:
     """The configuration without its predictor unless it is needed.
 

@@ -116,7 +116,10 @@ def test_the_report_has_a_table_and_one_json_line(tiny_model_dir: TinyModel) -> 
 @pytest.mark.parametrize(
     ("engine", "problem"),
     [
-        ({"max_num_seqs": 2}, "batch_size=3 .* do not fit max_num_seqs seats at once: 2 run"),
+        (
+            {"max_num_seqs": 2},
+            "batch_size=3 .* do not fit max_num_seqs seats at once: 2 run, and the next one needs 1 block of",
+        ),
         ({"num_kv_blocks": 3, "block_size": 8}, "batch_size=3 .* do not fit the KV pool at once: 1 run"),
         ({"num_kv_blocks": 7, "block_size": 4, "enable_prefix_caching": False}, "batch_size=3 .*the KV pool"),
     ],

@@ -23,6 +23,7 @@ from chairlift.lab.sim.devices import find_device
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.loading.resolve import matrix_formats
 from command_runner import invoke
+from pooling_models import write_pooling_model
 
 SMALL = ["--num-prompts", "6", "--input-len", "uniform:3..40", "--output-len", "uniform:2..20"]
 
@@ -174,11 +175,24 @@ def test_the_progress_bar_advances_to_its_end(
         (["--fitted-to", "nowhere.jsonl"], "event log nowhere.jsonl cannot be read: No such file"),
         (["--fitted-to", "x", "--tensor-parallel-size", "2"], "leave one of them out"),
         (["--event-log", "nowhere/at/all"], "event_log=nowhere/at/all: No such file"),
+        (["--device", __file__], "test_sim_command.py is not a file of chairlift simulate --calibrate: "),
     ],
 )
 def test_invalid_options_are_rejected(arguments: list[str], message: str) -> None:
     with pytest.raises(ChairliftError, match=re.escape(message)):
         run(*arguments)
+
+
+def test_an_encoder_is_not_simulated(tmp_path: Path) -> None:
+    folder = write_pooling_model(tmp_path, "bert")
+    with pytest.raises(ChairliftError, match="is an encoder, which has no KV memory: use a decoder"):
+        run("--model", str(folder))
+
+
+def test_the_file_of_a_calibration_is_checked_before_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chairlift.lab.bench.calibrate.calibrate", lambda _: pytest.fail("measured"))
+    with pytest.raises(ChairliftError, match=r"calibrate=nowhere/cpu.json: No such file.*create the folder nowhere"):
+        run("--calibrate", "nowhere/cpu.json")
 
 
 def test_calibration(tmp_path: Path) -> None:

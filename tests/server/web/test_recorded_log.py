@@ -45,3 +45,6 @@ def test_a_file_that_is_no_event_log_is_rejected(tmp_path: Path) -> None:
         serve_recorded_log(path, print)
     with pytest.raises(ConfigError, match="No such file"):
         serve_recorded_log(tmp_path / "missing.jsonl", print)
+    path.write_text("")
+    with pytest.raises(ConfigError, match=r"notes.txt: its first event must be engine_started"):
+        serve_recorded_log(path, print)

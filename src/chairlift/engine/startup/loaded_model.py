@@ -24,6 +24,7 @@ from chairlift.loading.pooling_config import read_pooling
 from chairlift.loading.resolve import (
     ModelFiles,
     close_gguf,
+    encoder_error,
     load_config,
     load_tokenizer,
     matrix_formats,
@@ -239,7 +240,7 @@ def load_decoder(config: EngineConfig) -> LoadedDecoder:
     """
     loaded = load_model(config)
     if not isinstance(loaded, LoadedDecoder):
-        raise ConfigError(f"model {loaded.name!r} is an encoder, which has no KV memory: use a decoder")
+        raise encoder_error(loaded.name)
     return loaded
 
 

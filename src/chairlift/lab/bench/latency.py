@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from chairlift.config import EngineConfig
+from chairlift.counts import counted
 from chairlift.engine.progress import progress_bar
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.errors import ConfigError
@@ -90,7 +91,8 @@ def run_latency(config: EngineConfig, options: LatencyOptions) -> BenchmarkResul
         notes=[
             engine_policies(started),
             engine_limits(started),
-            f"{options.num_iters} iterations after {options.num_iters_warmup} to warm up; decode: after the prefill",
+            f"{counted(options.num_iters, 'iteration')} after {options.num_iters_warmup} to warm up; "
+            "decode: after the prefill",
             *largest_useful_size(runs),
         ],
     )
@@ -157,8 +159,8 @@ def _check_one_batch(events: Sequence[Event], options: LatencyOptions, batch_siz
         if isinstance(event, RequestWaiting) and event.reason in CAPACITY_WAIT_REASONS:
             raise ConfigError(
                 f"{batch} do not fit {CAPACITY_WAIT_REASONS[event.reason]} at once: {event.num_running} run, and the "
-                f"next one needs {event.needed_blocks} blocks of {event.free_blocks} free ones. Reduce batch_size, or "
-                f"raise that limit."
+                f"next one needs {counted(event.needed_blocks, 'block')} of {event.free_blocks} free ones. Reduce "
+                f"batch_size, or raise that limit."
             )
     if any(isinstance(event, Step) and event.preempted for event in events):
         raise ConfigError(f"{batch} outgrow the KV pool: reduce batch_size, or enlarge the pool.")

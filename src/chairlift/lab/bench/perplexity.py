@@ -233,8 +233,10 @@ def read_text(path: Path) -> str:
     """
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"text={path}: cannot be read as UTF-8 text: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"text={path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"text={path}: cannot be read as UTF-8: {error}") from None
 
 
 def split_windows(tokenizer: Tokenizer | NoTokenizer, text: str, options: PerplexityOptions) -> list[list[int]]:

@@ -155,13 +155,13 @@ def find_model(name: str | None, device: Device) -> ModelShape:
         return replace(
             MODEL_SHAPES[name], bytes_per_weight=device.bytes_per_value, bytes_per_kv_value=device.bytes_per_value
         )
-    from chairlift.loading.resolve import load_config, resolve_model
+    from chairlift.loading.resolve import load_decoder_config, resolve_model
 
     try:
         files = resolve_model(name)
     except ModelLoadError as error:
         raise ModelLoadError(f"{error}; or a shape: {', '.join(MODEL_SHAPES)}") from None
-    return ModelShape.from_config(load_config(files), files.name, device.bytes_per_value)
+    return ModelShape.from_config(load_decoder_config(files), files.name, device.bytes_per_value)
 
 
 def sim_config(config: EngineConfig, model: ModelShape, device: Device, num_devices: int = 1) -> SimConfig:

@@ -101,7 +101,7 @@ def find_device(name: str) -> Device:
         record = json.loads(path.read_text(encoding="utf-8"))
         device = msgspec.convert(record, Device)
     except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
-        raise ConfigError(f"device file {path}: {error}") from None
+        raise ConfigError(f"device {path} is not a file of chairlift simulate --calibrate: {error}") from None
     names = [field.name for field in fields(Device)]
     if unknown := sorted(record.keys() - set(names)):
         raise ConfigError(f"device file {path}: unknown fields {', '.join(unknown)}; the fields are {', '.join(names)}")

@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse
 from starlette.routing import Mount, Route
 
-from chairlift.events import read_events
+from chairlift.errors import ConfigError
+from chairlift.events import EngineStarted, read_events
 from chairlift.server.web.page_bodies import PageView, SimulationView
 from chairlift.server.web.page_routes import STATIC, PageFiles, page_endpoint
 from chairlift.version import __version__
@@ -57,7 +58,10 @@ def serve_recorded_log(log: Path, on_ready: Callable[[str], None]) -> None:
     Raises:
         ConfigError: the file cannot be read, or is not an event log.
     """
-    next(read_events(log), None)
+    if not isinstance(next(read_events(log), None), EngineStarted):
+        raise ConfigError(
+            f"not an event log: {log}: its first event must be engine_started; give a file of --event-log"
+        )
     listener = socket.create_server((HOST, 0))
     server = uvicorn.Server(uvicorn.Config(recorded_log_app(log), log_level="warning"))
     on_ready(f"http://{HOST}:{listener.getsockname()[1]}/")
