@@ -135,7 +135,7 @@ def _qwen_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
 
 
 def read_llama_gguf(header: GGUFHeader) -> ModelConfig:
-    """Read the metadata of a GGUF file of Llama or Mixtral, Qwen2 or Qwen3."""
+    """Read the metadata of a GGUF file of Llama or Mixtral, Qwen2, Qwen3 or EXAONE 3, which is Llama."""
     sizes = read_gguf_sizes(header, expert_softmax="chosen" if header.name == "llama" else None)
     return replace(
         sizes,
@@ -160,7 +160,7 @@ LLAMA: Final = Architecture(
         "Qwen2ForCausalLM": LlamaConfigReader("qwen2", _qwen_windows, qkv_bias=True),
         "Qwen3ForCausalLM": LlamaConfigReader("qwen3", _qwen_windows, qk_norm="heads"),
     },
-    gguf_readers=dict.fromkeys(("llama", "qwen2", "qwen3"), read_llama_gguf),
+    gguf_readers=dict.fromkeys(("llama", "qwen2", "qwen3", "exaone"), read_llama_gguf),
     gguf_names=GGUF_NAMES,
     gguf_interleaved=frozenset(("llama",)),
 )
