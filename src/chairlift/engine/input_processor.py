@@ -164,31 +164,42 @@ class InputProcessor:
         self.constraints = OutputConstraints(text_tokenizer, config.vocab_size, grammars)
 
     def encode(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, add_special_tokens: bool = True
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        add_special_tokens: bool = True,
+        label: str = "prompt",
     ) -> tuple[str | None, list[int]]:
         """Tokenize and check a prompt; returns its text (None for token ids) and its tokens.
 
         Args:
             params: their `truncate_prompt_tokens` is applied.
+            label: the field of the prompt in messages, with its index in a list, such as "prompt[3]".
 
         Raises:
             RequestError: the prompt is empty, of a wrong type or too long, or a token is outside the vocabulary.
         """
         if isinstance(prompt, str):
-            return prompt, self.encode_text(prompt, "prompt", params, add_special_tokens=add_special_tokens)
+            return prompt, self.encode_text(prompt, label, params, add_special_tokens=add_special_tokens)
         token_ids = cast("list[int]", list(prompt) if isinstance(prompt, Sequence) else [None])
         if not all(type(token_id) is int for token_id in token_ids):
             raise RequestError(f"prompt must be a string or a list of token ids, got {prompt!r:.100}", "prompt")
-        return None, self._checked(token_ids, params=params)
+        return None, self._checked(token_ids, label, params)
 
     def encode_pooled(
-        self, text: str, second: str | None = None, truncate_prompt_tokens: int | None = None
+        self,
+        text: str,
+        second: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        label: str = "input",
     ) -> list[int]:
         """Tokenize and check a text, or a pair of texts, of which a model computes a vector or a score.
 
         Args:
             truncate_prompt_tokens: maximum number of tokens, to which the end of the text is cut off; -1 is the maximum
                 of the model; None raises an error for a text that is too long.
+            label: as for `encode`; of a pair such as "documents[3] with query".
 
         Raises:
             RequestError: as `encode`.
@@ -197,19 +208,21 @@ class InputProcessor:
         if truncate_prompt_tokens is not None:
             text, second = self.beginning(text), second and self.beginning(second)
         for each in (text, second or ""):
-            self._check_text(each, "input", None if truncate_prompt_tokens is None else CUT_TO_CONTEXT)
+            self._check_text(each, label, None if truncate_prompt_tokens is None else CUT_TO_CONTEXT)
         most = self._most_pooled(truncate_prompt_tokens)
         if self._is_reranker and second is not None:
-            return self._checked(encode_rerank_prompt(self.tokenizer, text, second, most), "input")
-        return self._checked(self.tokenizer.encode_pair(text, second, most), "input")
+            return self._checked(encode_rerank_prompt(self.tokenizer, text, second, most), label)
+        return self._checked(self.tokenizer.encode_pair(text, second, most), label)
 
     def beginning(self, text: str) -> str:
         """The beginning of a text that has more tokens than the context. Its end is cut off before it is tokenized."""
         return text[: self.limits.max_model_len * self.tokenizer.max_token_bytes * TRUNCATED_TEXT_FACTOR // UTF8_BYTES]
 
-    def check_pooled(self, token_ids: list[int], truncate_prompt_tokens: int | None = None) -> list[int]:
+    def check_pooled(
+        self, token_ids: list[int], truncate_prompt_tokens: int | None = None, label: str = "input"
+    ) -> list[int]:
         """Check the tokens of a text, of which a model computes a vector; as `encode_pooled`."""
-        return self._checked(token_ids[: self._most_pooled(truncate_prompt_tokens)], "input")
+        return self._checked(token_ids[: self._most_pooled(truncate_prompt_tokens)], label)
 
     def _most_pooled(self, truncate_prompt_tokens: int | None) -> int | None:
         """The number of tokens to which a text is cut off; None for no limit. Raises as `SamplingParams`."""
@@ -239,23 +252,24 @@ class InputProcessor:
         return unmarked(text), token_ids
 
     def encode_text(
-        self, text: str, param: str, params: SamplingParams | None = None, *, add_special_tokens: bool
+        self, text: str, label: str, params: SamplingParams | None = None, *, add_special_tokens: bool
     ) -> list[int]:
-        """Tokenize and check the text of the field `param`; raises as `encode`."""
-        self._check_text(text, param, params)
-        return self._checked(self.tokenizer.encode(text, add_special_tokens=add_special_tokens), param, params)
+        """Tokenize and check the text of a field; `label` and errors as for `encode`."""
+        self._check_text(text, label, params)
+        return self._checked(self.tokenizer.encode(text, add_special_tokens=add_special_tokens), label, params)
 
-    def _check_text(self, text: str, param: str, params: SamplingParams | None) -> None:
+    def _check_text(self, text: str, label: str, params: SamplingParams | None) -> None:
         """Reject text that is not valid Unicode, or that is too long even if every token were the longest one."""
+        param = _field(label)
         try:
             num_bytes = len(text.encode())
         except UnicodeEncodeError as error:
-            raise RequestError(f"{param} is not valid Unicode text: {error.reason}", param) from None
+            raise RequestError(f"{label} is not valid Unicode text: {error.reason}", param) from None
         fewest_tokens = num_bytes // self.tokenizer.max_token_bytes
         is_truncated = params is not None and params.truncate_prompt_tokens is not None
         if fewest_tokens > self.limits.max_model_len * (TRUNCATED_TEXT_FACTOR if is_truncated else 1):
             raise self.limits.context_error(
-                f"{param} is {num_bytes} bytes long, at least {fewest_tokens} tokens, "
+                f"{label} is {num_bytes} bytes long, at least {fewest_tokens} tokens, "
                 f"but max_model_len={self.limits.max_model_len}. Shorten it.",
                 param,
                 fewest_tokens,
@@ -360,9 +374,10 @@ class InputProcessor:
         if params.stop and isinstance(self.tokenizer, NoTokenizer):
             raise RequestError("stop requires a tokenizer, which this engine lacks: use stop_token_ids", "stop")
 
-    def _checked(self, token_ids: list[int], param: str = "prompt", params: SamplingParams | None = None) -> list[int]:
+    def _checked(self, token_ids: list[int], label: str, params: SamplingParams | None = None) -> list[int]:
+        param = _field(label)
         if not token_ids:
-            raise RequestError(f"{param} is empty: at least one token is required", param)
+            raise RequestError(f"{label} is empty: at least one token is required", param)
         longest = self.limits.max_output_tokens(0) - 1
         if params is not None and params.truncate_prompt_tokens is not None:
             beside_answer = self.limits.max_output_tokens(params.max_tokens or 1)
@@ -382,7 +397,12 @@ class InputProcessor:
                     f"KV pool of {self.limits.max_slots} slots). Shorten it."
                 )
             num_tokens = len(token_ids)
-            raise self.limits.context_error(f"{param} has {num_tokens} tokens, {problem}", param, num_tokens)
+            raise self.limits.context_error(f"{label} has {num_tokens} tokens, {problem}", param, num_tokens)
         if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
-            raise RequestError(f"{param} contains a token id outside 0..{self._vocab_size - 1}", param)
+            raise RequestError(f"{label} contains a token id outside 0..{self._vocab_size - 1}", param)
         return token_ids
+
+
+def _field(label: str) -> str:
+    """The field of a label: "documents" of "documents[3] with query"."""
+    return label.partition(" ")[0].partition("[")[0]

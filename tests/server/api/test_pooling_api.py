@@ -149,6 +149,10 @@ def test_wrong_requests(embedder: RunningServer, scorer: RunningServer) -> None:
         ),
         (embedder, "/v1/embeddings", {"input": [[1, 100000]]}, "contains a token id outside 0..299"),
         (embedder, "/v1/embeddings", {"input": [5] * 90}, "input has 90 tokens, but the model computes at most 80"),
+        (embedder, "/v1/embeddings", {"input": ["a", long]}, "input[1] has"),
+        (embedder, "/v1/score", {"text_1": "a", "text_2": ["b", long]}, "text_2[1] has"),
+        (scorer, "/v1/rerank", {"query": "a", "documents": ["b", long]}, "documents[1] with query has"),
+        (scorer, "/v1/score", {"text_1": ["a", "b"], "text_2": ["c", long]}, "text_2[1] with text_1[1] has"),
         (embedder, "/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 0}, "must be at least 1, or -1"),
         (scorer, "/v1/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1 has 2 texts and text_2 1"),
         (scorer, "/v1/rerank", {"query": "a", "documents": []}, "documents"),
@@ -156,7 +160,9 @@ def test_wrong_requests(embedder: RunningServer, scorer: RunningServer) -> None:
     for server, path, body, message in cases:
         answer = server.post(path, body)
         assert answer.status_code == 400, (path, answer.text)
-        assert message in answer.json()["error"]["message"]
+        error = answer.json()["error"]
+        assert message in error["message"]
+        assert error["param"] in (*body, "model")
     cut = embedder.post("/v1/embeddings", {"input": long, "truncate_prompt_tokens": -1}).json()
     assert cut["usage"]["prompt_tokens"] == 80
     longer = embedder.post("/v1/embeddings", {"input": f"{long} " * 200, "truncate_prompt_tokens": -1}).json()

@@ -159,6 +159,7 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": []}, "prompt", "empty list"),
     ({"prompt": ""}, "prompt", "prompt is empty"),
     ({"prompt": [1, 999_999]}, "prompt", r"49151"),
+    ({"prompt": ["fine", "word " * 9000]}, "prompt", r"prompt\[1\] has \d+ tokens, but at most 3199 fit"),
     ({"prompt": "word " * 9000}, "prompt", r"prompt has \d+ tokens, but at most 3199 fit"),
     ({"prompt": {"a": 1}}, "prompt", "prompt"),
     ({"best_of": 0}, "best_of", "best_of must be greater than or equal to 1, got 0"),

@@ -19,7 +19,7 @@ from chairlift.server.api.endpoint import Endpoint
 from chairlift.server.api.engine_call import EngineCall
 from chairlift.server.preparation.conversation import ModelPlanner
 from chairlift.server.preparation.request_plan import RequestPlan
-from chairlift.server.protocol.base import as_list
+from chairlift.server.protocol.base import as_list, labelled
 from chairlift.server.protocol.pooling import (
     EmbeddingData,
     EmbeddingRequest,
@@ -44,8 +44,10 @@ def _plan_embeddings(planner: ModelPlanner, body: EmbeddingRequest) -> RequestPl
         raise RequestError(f"dimensions={body.dimensions} exceeds the {size} values of a vector", "dimensions")
     processor, most = engine.input_processor, body.truncate_prompt_tokens
     prompts = [
-        processor.encode_pooled(text, None, most) if isinstance(text, str) else processor.check_pooled(text, most)
-        for text in as_list(body.input)
+        processor.encode_pooled(text, None, most, label)
+        if isinstance(text, str)
+        else processor.check_pooled(text, most, label)
+        for label, text in labelled("input", as_list(body.input))
     ]
     return RequestPlan([(None, token_ids) for token_ids in prompts], POOLING_PARAMS)
 
@@ -56,7 +58,7 @@ def _plan_score(planner: ModelPlanner, body: ScoreRequest) -> RequestPlan:
         raise RequestError(
             f"text_1 has {len(firsts)} texts and text_2 {len(seconds)}: text_1 must be one text, or as many", "text_1"
         )
-    return _plan_pairs(planner.engine, firsts, seconds, body)
+    return _plan_pairs(planner.engine, firsts, seconds, body, ("text_1", "text_2"))
 
 
 def _plan_rerank(planner: ModelPlanner, body: RerankRequest) -> RequestPlan:
@@ -65,22 +67,31 @@ def _plan_rerank(planner: ModelPlanner, body: RerankRequest) -> RequestPlan:
         assert not isinstance(engine.tokenizer, NoTokenizer), "a model that computes scores has a tokenizer"
         shorten = engine.input_processor.beginning
         texts = [engine.tokenizer.first_tokens(shorten(text), most) for text in texts]
-    plan = _plan_pairs(engine, [body.query], texts, body)
+    plan = _plan_pairs(engine, [body.query], texts, body, ("query", "documents"))
     has_effect = not body.priority or engine.input_processor.limits.supports_priority
     return plan if has_effect else replace(plan, ignored=("priority",))
 
 
-def _plan_pairs(engine: ServedEngine, firsts: list[str], seconds: list[str], body: CallFields) -> RequestPlan:
-    """The prompts of pairs: both texts in one for a cross-encoder, otherwise all first and then all second texts."""
+def _plan_pairs(
+    engine: ServedEngine, firsts: list[str], seconds: list[str], body: CallFields, fields: tuple[str, str]
+) -> RequestPlan:
+    """The prompts of pairs: both texts in one for a cross-encoder, otherwise all first and then all second texts.
+
+    Args:
+        fields: the names of both texts in the body.
+    """
     pooling = engine.facts.pooling
     if pooling is None:
         raise RequestError(f"model {engine.facts.model_name!r} {TASKS[None]}", "model")
     encode_pooled, most = engine.input_processor.encode_pooled, body.truncate_prompt_tokens
+    first_texts, second_texts = labelled(fields[0], firsts), labelled(fields[1], seconds)
     if pooling.task == "score":
-        pairs = zip(firsts * (len(seconds) // len(firsts)), seconds, strict=True)
-        prompts = [encode_pooled(first, second, most) for first, second in pairs]
+        pairs = zip(first_texts * (len(seconds) // len(firsts)), second_texts, strict=True)
+        prompts = [
+            encode_pooled(first, second, most, f"{label} with {other}") for (other, first), (label, second) in pairs
+        ]
     else:
-        prompts = [encode_pooled(text, None, most) for text in (*firsts, *seconds)]
+        prompts = [encode_pooled(text, None, most, label) for label, text in (*first_texts, *second_texts)]
     return RequestPlan([(None, token_ids) for token_ids in prompts], POOLING_PARAMS)
 
 

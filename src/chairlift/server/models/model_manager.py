@@ -190,7 +190,9 @@ class ModelManager:
         """
         model = self.find(model_name, key)
         if self._find_by_name(name) not in (None, model) or name in self._by_name:
-            raise RequestError(f"lora_name={name!r:.100} is the name of a model or of its adapter: use another name")
+            raise RequestError(
+                f"lora_name={name!r:.100} is the name of a model or of its adapter: use another name", "lora_name"
+            )
         lease = await self.acquire(model)
         try:
             await lease.service.llm.load_lora_adapter(name, path)
@@ -200,9 +202,11 @@ class ModelManager:
 
     async def unload_adapter(self, name: str, key: Key) -> None:
         """Unload a LoRA adapter when its last request has ended. Raises UnknownModelError if it is not loaded."""
-        model = self.find(name, key)
-        if model.service is None or name not in model.adapters:
-            raise UnknownModelError(404, f"lora_name={name!r:.100} is not a loaded LoRA adapter")
+        model = None if self._find_by_name(name) is None else self.find(name, key)
+        if model is None or model.service is None or name not in model.adapters:
+            loaded = [repr(each) for model in self.visible(key) if model.service is not None for each in model.adapters]
+            hint = f"use {' or '.join(loaded)}" if loaded else "none is loaded"
+            raise UnknownModelError(404, f"lora_name={name!r:.100} is not a loaded LoRA adapter: {hint}")
         await model.service.llm.unload_lora_adapter(name)
 
     def visible(self, key: Key) -> list[ServedModel]:

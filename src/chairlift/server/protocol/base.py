@@ -171,6 +171,11 @@ def as_list(given: str | list[Any]) -> list[Any]:
     return [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
 
 
+def labelled(field: str, values: Sequence[Any]) -> list[tuple[str, Any]]:
+    """The values with their labels in messages: the name of the field, with an index if there are several."""
+    return [(f"{field}[{index}]" if len(values) > 1 else field, value) for index, value in enumerate(values)]
+
+
 def omitted_if_null() -> Any:
     """A field of a response that is null by default, and then left out."""
     return Field(None, exclude_if=lambda value: value is None)
