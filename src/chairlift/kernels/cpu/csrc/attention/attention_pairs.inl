@@ -21,13 +21,13 @@ static inline void multiply_rows(const TileProduct& p, int row) {
     const uint8_t* a = p.a + part * p.a_bytes + row * kTileRowBytes;
     const uint8_t* b = p.b + part * kTileBytes;
 #pragma GCC unroll 4
-    for (int line = 0; line < kTileRows; ++line, a += kPairBytes, b += kTileRowBytes) {
+    for (int line = 0; line < kTileRows; ++line, a += kWordBytes, b += kTileRowBytes) {
       I columns[kGroups];
 #pragma GCC unroll 4
       for (int g = 0; g < kGroups; ++g) columns[g] = iload(b + g * p.b_bytes);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        const I pair = broadcast_pair(a + r * kTileRowBytes);
+        const I pair = broadcast4(a + r * kTileRowBytes);
 #pragma GCC unroll 4
         for (int g = 0; g < kGroups; ++g) c[r][g] = dot_bf16(c[r][g], columns[g], pair);
       }

@@ -6,7 +6,6 @@
 #include <stdexcept>
 
 #include "linear/outlier_channels.h"
-#include "linear/tile_blocking.h"
 #include "runtime/isa.h"
 #include "runtime/reusable_memory.h"
 #include "runtime/pool.h"
@@ -65,10 +64,9 @@ struct Linear::Activations {
     if (has_channels()) {
       outlier_bytes = kernel.block_rows * OutlierChannels::kMost;
       channel_bytes = static_cast<int64_t>(sizeof(OutlierChannels)) + padded_inputs;
-      return;
     }
-    num_entries = has_row_scale ? padded_inputs / 4 : padded_inputs;
-    max_outliers = std::min(max_row_outliers(padded_inputs) * kernel.block_rows, num_entries);
+    if (has_row_scale) return;
+    max_outliers = std::min(max_row_outliers(padded_inputs) * kernel.block_rows, padded_inputs);
     outlier_bytes = round_up(4 * (16 + (1 + kernel.block_rows) * max_outliers), 64);
   }
 
@@ -121,7 +119,7 @@ struct Linear::Activations {
   const ProductKernel& kernel;
   bool is_integer, has_row_scale;
   int64_t rows, padded_inputs, num_blocks, values_bytes, scales_bytes, halves_bytes = 0, block_bytes;
-  int64_t num_entries = 0, max_outliers = 0, outlier_bytes = 0, list_bytes = 0, channel_bytes = 0;
+  int64_t max_outliers = 0, outlier_bytes = 0, list_bytes = 0, channel_bytes = 0;
   uint8_t* data = nullptr;
 };
 
@@ -240,7 +238,7 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t f
   if (is_partial && call.rows > kRowsAtOnce && kernel.layout == ActivationLayout::bytes) {
     // Products of unpacked weights compute whole blocks, so the missing rows must have values too.
     const int64_t scale_bytes = 3 * activations.scales_bytes + activations.halves_bytes;
-    std::memset(const_cast<float*>(to.scale), 0, static_cast<size_t>(scale_bytes));
+    if (!activations.has_row_scale) std::memset(const_cast<float*>(to.scale), 0, static_cast<size_t>(scale_bytes));
     std::memset(scratch.steps, 0, static_cast<size_t>(kRowsAtOnce * padded));
   }
   const auto quantize = activations.has_row_scale ? tiles.quantize_row : tiles.quantize_groups;
@@ -273,14 +271,14 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t f
     if (kernel.layout == ActivationLayout::byte_tiles) tile_steps(steps, padded, target.row, kernel.block_rows, values);
   }
   if (kernel.layout != ActivationLayout::bytes) return;
-  tiles.interleave_steps(scratch.steps, padded, values);
-  merge_outliers(call, activations, first / kernel.block_rows, memory);
+  tiles.interleave_steps(scratch.steps, padded, kernel.block_rows, values + first % kernel.block_rows * 4);
+  if (!activations.has_row_scale) merge_outliers(call, activations, first / kernel.block_rows, memory);
 }
 
 // Merges the outliers of the rows of a block, after all of them have been prepared.
 void Linear::merge_outliers(const Call& call, const Activations& activations, int64_t block, uint8_t* memory) const {
   const int64_t block_rows = activations.kernel.block_rows, first = block * block_rows;
-  const int64_t last = std::min(first + block_rows, call.rows), num_words = divide_up(activations.num_entries, 64);
+  const int64_t last = std::min(first + block_rows, call.rows), num_words = divide_up(activations.padded_inputs, 64);
   const PrepareScratch scratch(memory, activations.padded_inputs);
   const ActivationBlock to = activations.block(block);
   auto* const entries = const_cast<int32_t*>(to.outliers);
@@ -417,8 +415,8 @@ struct Linear::Tiling {
         num_tiles(stripe_tiles * divide_up(activations.num_blocks, blocks_at_once)) {}
 
   static int64_t most_blocks(const Activations& activations) {
-    if (activations.kernel.max_blocks == 1) return kActivationBytes / activations.block_bytes;
-    return tile_blocking(activations.values_bytes / kBlockTileBytes, cache_sizes()).row_blocks;
+    const auto row_blocks = activations.kernel.row_blocks;
+    return row_blocks ? row_blocks(activations.values_bytes) : kActivationBytes / activations.block_bytes;
   }
 
   // The size of nearly equal parts of n, each at most `most` (but at least one).
@@ -492,7 +490,7 @@ void Linear::multiply_stripes(const Product& product, const Activations& activat
   const int64_t share = round_up(divide_up(next.num_bytes, divide_up(last_block - first_block, at_once)), 64);
   const int64_t ahead_step = round_up(divide_up(share, at_once * matrix.padded_inputs() / kGroup), 64);
   const int64_t step = count < activations.kernel.tile_stripes ? 1 : count;
-  ActivationBlock blocks[kMaxTiledBlocks];
+  ActivationBlock blocks[kMaxBlocks];
   for (int64_t stripe = stripes.first, column = 0; stripe < stripes.end; stripe += step, column += step * kStripe) {
     const TileStripes weights(matrix, kernel, stripe, step, last_block - first_block, memory);
     // Kernels of grouped weights read a whole tile: a single stripe again, because the memory may end behind it.

@@ -94,7 +94,7 @@ static inline void add_tile(const uint8_t* x, const uint8_t* first, const uint8_
 // input are zero, so that the weights there may be anything.
 template <bool kIsBf16, bool kBothStripes, bool kStreamsWeights, typename Finish>
 static inline void sum_blocks(const StripeTask& task, int64_t num_tiles, int64_t tiles_at_once, const Finish& finish) {
-  TileSums sums[kMaxTiledBlocks];
+  TileSums sums[kMaxBlocks];
   Ahead ahead(task);
   for (int64_t first = 0; first < num_tiles; first += tiles_at_once) {
     const int64_t end = first + tiles_at_once < num_tiles ? first + tiles_at_once : num_tiles;
@@ -172,21 +172,12 @@ static void gather_outlier_weights(const StripeTask& task, OutlierWeights& to) {
 template <int kStripes>
 static inline void finish_int8_row(const StripeTask& task, const ActivationBlock& block, const TileSums& sums,
                                    const TileSums* dense, int m, int row) {
-  const StoredOutliers outliers(block.outlier_lists + m * outlier_list_ints(task.padded_inputs), task.padded_inputs);
   I acc[kStripes];
+  sum_outliers(task, block, task.stripe, m, acc);
   for (int s = 0; s < kStripes; ++s) {
-    acc[s] = iset1(static_cast<const int32_t*>(block.sum)[m]);
     if (dense) acc[s] = iadd(acc[s], iload(dense->bytes[s][m]));
-  }
-  for (int32_t i = 0; i < outliers.count; ++i) {
-    const I quad = iset1(static_cast<int32_t>(outliers.values[i]));
-    const uint8_t* const w = task.stripe + outliers.entries[i] * (kStripe * 4);
-    for (int s = 0; s < kStripes; ++s) acc[s] = dot_u8s8(acc[s], iload(w + s * task.stripe_bytes), quad);
-  }
-  for (int s = 0; s < kStripes; ++s) {
     const uint8_t* const scales = task.stripe + s * task.stripe_bytes + task.padded_inputs * kStripe;
-    F y = to_float(iadd(iload(sums.bytes[s][m]), iset1(block.correction[m])));
-    y = mul(fma(to_float(acc[s]), set1(128.0f), y), set1(block.scale[m]));
+    const F y = scale_sum(acc[s], iadd(iload(sums.bytes[s][m]), iset1(block.correction[m])), block.scale[m]);
     put(task, row, s * kStripe, mul(y, load(reinterpret_cast<const float*>(scales))));
   }
 }
@@ -255,9 +246,17 @@ static void multiply_tiled_bf16(const StripeTask& task) {
   task.num_stripes == 1 ? multiply_bf16_tiles<false>(task) : multiply_bf16_tiles<true>(task);
 }
 
+// Lets blocks of rows share the weights in the caches.
+static void share_tiles(ProductKernel& kernel) {
+  kernel.max_blocks = kMaxBlocks;
+  kernel.row_blocks = [](int64_t block_bytes) {
+    return tile_blocking(block_bytes / kBlockTileBytes, cache_sizes()).row_blocks;
+  };
+}
+
 static ProductKernel tiled_kernel(ActivationLayout layout, void (*multiply)(const StripeTask&)) {
   ProductKernel kernel = {kTiledBlockRows, kTiledStripes, layout, multiply};
-  kernel.max_blocks = kMaxTiledBlocks;
+  share_tiles(kernel);
   kernel.begin = [] { Tiles::configure(); };
   kernel.end = Tiles::release;
   if (layout == ActivationLayout::bf16_tiles) kernel.interleave = interleave_bf16;

@@ -91,7 +91,7 @@ static void set_tiled_kernel(LinearTiles& tiles) {
   if constexpr (is_grouped(kFormat)) {
     ProductKernel& kernel = tiles.of_many_rows[static_cast<int>(kFormat)];
     kernel = {kTiledBlockRows, kTiledStripes, ActivationLayout::byte_tiles, nullptr};
-    kernel.max_blocks = kMaxTiledBlocks;
+    share_tiles(kernel);
     kernel.unpack = unpack<kFormat>;
     kernel.multiply_unpacked = multiply_tiled_grouped<Unpacked<kFormat>>;
   }
@@ -100,6 +100,7 @@ static void set_tiled_kernel(LinearTiles& tiles) {
 template <int... kFormats>
 static void set_tiled_kernels(LinearTiles& tiles, std::integer_sequence<int, kFormats...>) {
   (set_tiled_kernel<static_cast<WeightFormat>(kFormats)>(tiles), ...);
+  tiles.of_many_rows[static_cast<int>(WeightFormat::int8)] = {};
   tiles.products[static_cast<int>(WeightFormat::int8)] = tiled_kernel(ActivationLayout::byte_tiles, multiply_tiled_int8);
   tiles.products[static_cast<int>(WeightFormat::bf16)] = tiled_kernel(ActivationLayout::bf16_tiles, multiply_tiled_bf16);
 }

@@ -274,12 +274,12 @@ static void quantize_row(const float* y, int64_t padded_inputs, int8_t* steps, c
 }
 
 // Interleaves the rows by four inputs each.
-static void interleave_steps(const int8_t* steps, int64_t padded_inputs, int8_t* values) {
+static void interleave_steps(const int8_t* steps, int64_t padded_inputs, int block_rows, int8_t* values) {
   const auto* from = reinterpret_cast<const Quad*>(steps);
   auto* to = reinterpret_cast<Quad*>(values);
   const int64_t num_quads = padded_inputs / 4;
-  for (int64_t k = 0; k < num_quads; ++k)
-    for (int r = 0; r < kBlockRows; ++r) to[k * kBlockRows + r] = from[r * num_quads + k];
+  for (int64_t k = 0; k < num_quads; ++k, to += block_rows)
+    for (int r = 0; r < kBlockRows; ++r) to[r] = from[r * num_quads + k];
 }
 
 static void interleave(const float* y, int64_t padded_inputs, const RowTarget& target) {

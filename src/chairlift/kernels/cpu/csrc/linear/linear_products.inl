@@ -21,7 +21,7 @@ struct Sums {
   F of[kStripes][kRows];
 };
 
-static inline I broadcast4(const int8_t* p) {
+static inline I broadcast4(const void* p) {
   int32_t four;
   __builtin_memcpy(&four, p, 4);
   return iset1(four);
@@ -85,26 +85,23 @@ static inline void dot_bytes(const StripeTask& task, const uint8_t* w, const int
   }
 }
 
-// Adds the multiples of 128 of outliers to the sums of all inputs: y = 128 * the sum of outliers + y.
-template <int kRows, int kStripes>
-static inline void add_outlier_quads(const StripeTask& task, const uint8_t* w, Sums<kRows, kStripes>& y) {
-  const ActivationBlock& block = task.block();
-  const int32_t num_quads = *block.num_outliers;
-  if (num_quads == 0) return;
-  const int8_t* x = static_cast<const int8_t*>(block.outlier_values);
-  I acc[kStripes][kRows];
-  start(acc, static_cast<const int32_t*>(block.sum));
-  for (int32_t i = 0; i < num_quads; ++i) {
-    I weights[kStripes];
+// Computes the sums of the multiples of 128 of the outliers of row m. w: the weights of the first stripe.
+template <int kStripes>
+static inline void sum_outliers(const StripeTask& task, const ActivationBlock& block, const uint8_t* w, int m,
+                                I (&acc)[kStripes]) {
+  const StoredOutliers outliers(block.outlier_lists + m * outlier_list_ints(task.padded_inputs), task.padded_inputs);
+  for (int s = 0; s < kStripes; ++s) acc[s] = iset1(static_cast<const int32_t*>(block.sum)[m]);
+  for (int32_t i = 0; i < outliers.count; ++i) {
+    const I quad = iset1(static_cast<int32_t>(outliers.values[i]));
+    const uint8_t* const at = w + outliers.entries[i] * (kStripe * 4);
 #pragma GCC unroll 4
-    for (int s = 0; s < kStripes; ++s)
-      weights[s] = iload(w + block.outliers[i] * (kStripe * 4) + s * task.stripe_bytes);
-    dot(acc, weights, x + i * Interleaved::kQuad);
+    for (int s = 0; s < kStripes; ++s) acc[s] = dot_u8s8(acc[s], iload(at + s * task.stripe_bytes), quad);
   }
-#pragma GCC unroll 16
-  for (int m = 0; m < kRows; ++m)
-#pragma GCC unroll 4
-    for (int s = 0; s < kStripes; ++s) y.of[s][m] = fma(to_float(acc[s][m]), set1(128.0f), y.of[s][m]);
+}
+
+// The sum of all inputs, from the sum of outliers and the sum of the rest.
+static inline F scale_sum(I outliers, I rest, float scale) {
+  return mul(fma(to_float(outliers), set1(128.0f), to_float(rest)), set1(scale));
 }
 
 template <int kRows, int kStripes>
@@ -118,14 +115,12 @@ static inline void multiply_int8(const StripeTask& task, int column, Ahead& ahea
     dot_bytes(task, w + k * kStripe, x + k * kBlockRows, acc);
   }
 #pragma GCC unroll 16
-  for (int m = 0; m < kRows; ++m)
+  for (int m = 0; m < kRows; ++m) {
+    I outliers[kStripes];
+    sum_outliers(task, task.block(), w, m, outliers);
 #pragma GCC unroll 4
-    for (int s = 0; s < kStripes; ++s) y.of[s][m] = to_float(acc[s][m]);
-  add_outlier_quads(task, w, y);
-#pragma GCC unroll 16
-  for (int m = 0; m < kRows; ++m)
-#pragma GCC unroll 4
-    for (int s = 0; s < kStripes; ++s) y.of[s][m] = mul(y.of[s][m], set1(task.block().scale[m]));
+    for (int s = 0; s < kStripes; ++s) y.of[s][m] = scale_sum(outliers[s], acc[s][m], task.block().scale[m]);
+  }
 }
 
 static inline F load_weights(const float* p) { return load(p); }

@@ -40,15 +40,15 @@ constexpr bool has_row_scale(WeightFormat format) { return format == WeightForma
 // of the values times the 128 of the weights) and outlier correction (int32, in `sum`).
 //
 // Outliers are inputs of several times the mean magnitude of their group or row, which would leave too few of the eight
-// bits for the other inputs. Their values are stored for each entry that has an outlier in any row of the block, in
-// ascending order, with zeros for the other rows:
+// bits for the other inputs. Each row has a list of them (see OutlierList):
 //
-//   grouped   entries are inputs, values [entries][block rows] f32; `values` has zeros there
-//   int8      entries are quads of four inputs, values [entries][block rows][4] int8. Activation / scale is an integer
-//             of up to 15 bits, of which these are the multiples of 128, and `values` has the rest
+//   grouped   entries are inputs, values are f32; `values` has zeros there. The lists of a block are merged: its entries are
+//             those with an outlier in any row, in ascending order, values [entries][block rows] f32
+//   int8      entries are quads of four inputs, values [4] int8. Activation / scale is an integer of up to 15 bits, of
+//             which these are the multiples of 128, and `values` has the rest
 //
-// In the layout `byte_tiles`, entries of int8 are inputs that are outliers in many rows of the step, at most one tile of
-// them, values [block rows][64] int8; all other outliers are in the lists of their rows (see OutlierList).
+// In the layout `byte_tiles` of int8, inputs that are outliers in many rows of the step are no part of the lists. They are
+// the entries of all blocks, at most one tile of them, values [block rows][64] int8.
 enum class ActivationLayout { bytes, byte_tiles, floats, bf16_pairs, bf16_tiles };
 
 // Whether activations are rounded to bfloat16.
@@ -155,6 +155,8 @@ struct RowTarget {
   OutlierList* outliers;
 };
 
+constexpr int kMaxBlocks = 16;  // of rows that share weights in the caches
+
 // The product with weights of one format, and the layout of its activations.
 struct ProductKernel {
   int block_rows, tile_stripes;
@@ -167,14 +169,16 @@ struct ProductKernel {
   int min_unpacked_blocks = 0;
   void (*unpack)(const uint8_t* stripe, int64_t padded_inputs, uint8_t* unpacked) = nullptr;
   void (*multiply_unpacked)(const StripeTask& task) = nullptr;
-  // The blocks of rows of a task, at most. With tiles they share the weights in the caches (see tile_blocking.h).
+  // The blocks of rows of a task, at most: kMaxBlocks or fewer, which share the weights in the caches.
   int max_blocks = 1;
+  // How many do, if the values of a block have so many bytes; null if tasks have one block.
+  int64_t (*row_blocks)(int64_t block_bytes) = nullptr;
   // Called by each thread before the first task and after the last one of a job, or null.
   void (*begin)() = nullptr;
   void (*end)() = nullptr;
 };
 
-// The rows of a call from which products of grouped weights use `of_many_rows`.
+// The rows of a call from which products use `of_many_rows`.
 constexpr int kMinManyRows = 16;
 
 struct LinearTiles {
@@ -188,8 +192,8 @@ struct LinearTiles {
   // Quantizes y [padded_inputs] to one byte of `steps` per input, with scales for groups or one for the row.
   void (*quantize_groups)(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target);
   void (*quantize_row)(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target);
-  // Copies the steps of the rows of a block, padded_inputs apart, to its values in the layout `bytes`.
-  void (*interleave_steps)(const int8_t* steps, int64_t padded_inputs, int8_t* values);
+  // Copies the steps of four rows of a block, padded_inputs apart, to its values in the layout `bytes`, from the first row on.
+  void (*interleave_steps)(const int8_t* steps, int64_t padded_inputs, int block_rows, int8_t* values);
   // Products with the same bits for calls with many rows, or kernels without functions.
   ProductKernel of_many_rows[kNumWeightFormats] = {};
 };

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "linear/linear_tiles.h"
 #include "runtime/caches.h"
 #include "simd/tile_products.h"
 
@@ -13,7 +14,6 @@ constexpr int kTiledBlockRows = 2 * kTileRows;  // rows of a block of activation
 constexpr int kTiledStripes = 2;                // stripes that are multiplied at once
 constexpr int64_t kBlockTileBytes = kTiledBlockRows * kTileRowBytes;                  // of a block, for a tile of inputs
 constexpr int64_t kBlockSumBytes = kTiledStripes * kTiledBlockRows * kTileRowBytes;  // of the sums of a block
-constexpr int kMaxTiledBlocks = 16;
 constexpr int kLeastSharingBlocks = 4;  // fewer blocks do not share the weights of a part of the inputs
 
 // Two stripes are multiplied with `row_blocks` blocks of rows, `input_tiles` tiles of inputs at a time. The sums of a
@@ -30,7 +30,7 @@ struct TileBlocking {
 //   Otherwise all inputs of four or more blocks that fit there are added at once.
 //   Otherwise rows are read from beyond it, so that weights in the first-level cache are used by twice as many blocks.
 inline TileBlocking tile_blocking(int64_t num_tiles, const CacheSizes& caches) {
-  const auto at_most = [](int64_t blocks) { return std::clamp<int64_t>(blocks, 1, kMaxTiledBlocks); };
+  const auto at_most = [](int64_t blocks) { return std::clamp<int64_t>(blocks, 1, kMaxBlocks); };
   const int64_t tiles = std::clamp<int64_t>(caches.first / 3 / (kTiledStripes * kTileBytes), 1, num_tiles);
   const int64_t sums = at_most(caches.first * 2 / 3 / kBlockSumBytes);
   const int64_t resident = caches.second / 2 / (num_tiles * kBlockTileBytes);

@@ -14,8 +14,9 @@ const IsaTable& table() {
   static const IsaTable table = [] {
     IsaTable changed = CHAIRLIFT_BASE;
     changed.name = "avx512-bf16";
-    changed.linear.products[static_cast<int>(WeightFormat::bf16)] = {
-        kPairBlockRows, kTileStripes, ActivationLayout::bf16_pairs, multiply_bf16_pairs, interleave_pairs};
+    ProductKernel& kernel = changed.linear.products[static_cast<int>(WeightFormat::bf16)];
+    kernel = wide_kernel<WidePairs>(ActivationLayout::bf16_pairs);
+    kernel.interleave = interleave_pairs;
     changed.attention.attend = attention::attend_tiled<attention::PairInstructions>;
     changed.ceilings.products[5] = {"dot_bf16", kChains * kLanes * 4, dot_bf16_rounds};
     return changed;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "linear/linear_grouped.inl"
+#include "linear/linear_wide.inl"
 #include "runtime/ceilings.inl"
 #include "runtime/isa_table.h"
 #include "simd/simd.h"
@@ -19,7 +20,9 @@ static void set_integer_products(LinearTiles& tiles, std::integer_sequence<int, 
     if constexpr (is_grouped(kFormat)) tiles.products[format] = grouped_kernel<kFormat>();
   };
   (set_grouped(std::integral_constant<int, kFormats>{}), ...);
-  tiles.products[static_cast<int>(WeightFormat::int8)].multiply = multiply<WeightFormat::int8>;
+  constexpr auto kInt8 = static_cast<int>(WeightFormat::int8);
+  tiles.products[kInt8].multiply = multiply<WeightFormat::int8>;
+  if constexpr (kLanes == kStripe) tiles.of_many_rows[kInt8] = wide_kernel<WideInt8>(ActivationLayout::bytes);
 }
 
 const IsaTable& table() {
