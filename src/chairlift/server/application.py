@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from chairlift.engine.async_llm import AsyncLLM
-from chairlift.errors import ChairliftError
+from chairlift.errors import ChairliftError, ConfigError
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import KeyMiddleware, is_admin_call
 from chairlift.server.api import engine, health, models, requests
@@ -46,8 +46,13 @@ def make_single_manager(llm: AsyncLLM, served_model_name: str | None, api: ApiOp
 
     Args:
         served_model_name: the name of the model in requests and responses. Default: the model's own name.
+
+    Raises:
+        ConfigError: a LoRA adapter has the name of the model.
     """
     name = served_model_name or llm.engine.facts.model_name
+    if name in llm.engine.adapters:
+        raise ConfigError(f"lora_modules: {name!r} is the name of the model: use another name for the adapter")
     model = ServedModel(name, None, llm.events)
     service = ModelService(llm, name, api)
     model.set_service(service)

@@ -10,8 +10,11 @@ import pytest
 
 from byte_tokenizer import write_byte_tokenizer
 from chairlift import LLM, AsyncLLM, SamplingParams
+from chairlift.errors import ConfigError
 from chairlift.server.access.keys import Key, KeyRing, digest
+from chairlift.server.application import make_single_manager
 from chairlift.server.http.body_limits import LARGE_BODY
+from chairlift.server.preparation.api_options import ApiOptions
 from lora_adapters import VARIANTS, write_adapter
 from running_server import ON_CLUSTER, RunningServer, run_server
 
@@ -52,6 +55,14 @@ def server(model: Path, adapters: dict[str, str]) -> Iterator[RunningServer]:
     llm = AsyncLLM(model=str(model), num_threads=1, num_kv_blocks=100, lora_modules=modules, max_loras=2)
     with run_server(llm, "base", keys=KEYS) as running:
         yield running
+
+
+def test_an_adapter_has_another_name_than_the_model(model: Path, adapters: dict[str, str]) -> None:
+    """A call with this name would select the model, and never the adapter."""
+    llm = AsyncLLM(model=str(model), num_threads=1, num_kv_blocks=100, lora_modules={"base": adapters["a"]})
+    with pytest.raises(ConfigError, match="lora_modules: 'base' is the name of the model: use another name"):
+        make_single_manager(llm, "base", ApiOptions())
+    llm.close()
 
 
 def complete(server: RunningServer, model: str, prompt: str = PROMPT) -> str:

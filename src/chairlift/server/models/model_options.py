@@ -201,10 +201,12 @@ def models_in(folder: Path) -> list[Path]:
 def _check_names(specs: list[ModelSpec]) -> None:
     seen: dict[str, str] = {}
     for spec in specs:
-        for name in (spec.name, *spec.aliases):
+        adapters = spec.config.lora_modules or {}
+        named = [(name, str(spec.config.model)) for name in (spec.name, *spec.aliases)]
+        for name, path in (*named, *adapters.items()):
             if name in seen:
                 raise ConfigError(
-                    f"two models have the name {name!r}: {seen[name]} and {spec.config.model}; give them different "
-                    "names with --models"
+                    f"two models{' or LoRA adapters' if adapters else ''} have the name {name!r}: {seen[name]} and "
+                    f"{path}; give them different names with --models"
                 )
-            seen[name] = str(spec.config.model)
+            seen[name] = path
