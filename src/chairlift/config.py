@@ -266,8 +266,8 @@ class EngineConfig:
     )
     enable_kv_cache_events: bool = option(False, "Emit the changes of the prefix cache as events, for routers.")
     prefix_cache_dir: Path | None = option(None, "Folder that keeps cached prefixes, also after a restart.")
-    prefix_cache_disk_bytes: int = option(
-        DEFAULT_DISK_BYTES,
+    prefix_cache_disk_bytes: int | None = option(
+        None,
         "Maximum size of the prefixes of a model in --prefix-cache-dir, such as 20GiB. Default: 10GiB.",
         parse=parse_memory,
         minimum=1,
@@ -371,6 +371,11 @@ class EngineConfig:
             raise ConfigError("enable_kv_cache_events needs the prefix cache: set kv=paged and enable_prefix_caching")
         if self.prefix_cache_dir is not None:
             self._check_disk_cache()
+        elif self.prefix_cache_disk_bytes is not None:
+            raise ConfigError(
+                f"prefix_cache_disk_bytes={self.prefix_cache_disk_bytes} needs prefix_cache_dir: set it, or remove "
+                "prefix_cache_disk_bytes"
+            )
         if self.kv_cache_memory_bytes is not None and self.num_kv_blocks is not None:
             raise ConfigError(
                 "kv_cache_memory_bytes and num_kv_blocks both set the size of the pool: remove one of them"

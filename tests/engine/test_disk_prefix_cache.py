@@ -174,5 +174,7 @@ def test_options_that_cannot_be_combined(folder: Path, tiny_model_dir: Callable[
     ):
         with pytest.raises(ConfigError, match=message):
             LLM(model=str(folder), prefix_cache_dir=tmp_path, **options)
+    with pytest.raises(ConfigError, match="prefix_cache_disk_bytes=5 needs prefix_cache_dir: set it, or remove"):
+        LLM(model=str(folder), prefix_cache_disk_bytes=5)
     with pytest.raises(ConfigError, match="whose layers have sliding windows"):
         LLM(model=str(tiny_model_dir("gemma3")), prefix_cache_dir=tmp_path, skip_tokenizer_init=True, num_kv_blocks=200)

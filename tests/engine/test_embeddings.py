@@ -131,6 +131,8 @@ def test_wrong_uses(tmp_path: Path) -> None:
         scorer.score(["a", "b"], ["c", "d", "e"])
     with pytest.raises(RequestError, match="texts must be strings, got int"):
         embedder.embed(["a", 1])  # type: ignore[list-item]
+    with pytest.raises(RequestError, match="texts must be a string or a list of strings, got NoneType"):
+        embedder.embed(None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

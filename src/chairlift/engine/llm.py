@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -363,6 +363,8 @@ def _check_params(params: object) -> None:
 
 
 def _texts(texts: str | Sequence[str]) -> list[str]:
+    if not isinstance(texts, Iterable) or isinstance(texts, bytes):
+        raise _type_error("texts", "a string or a list of strings", texts)
     found = [texts] if isinstance(texts, str) else list(texts)
     if not all(isinstance(text, str) for text in found):
         raise _type_error("texts", "strings", next(text for text in found if not isinstance(text, str)))

@@ -33,6 +33,7 @@ ENCODER_LACKS: Final = (
     "kv_cache_dtype",
     "enable_prefix_caching",
     "prefix_cache_dir",
+    "prefix_cache_disk_bytes",
     "speculative_config",
     "lora_modules",
     "max_loras",

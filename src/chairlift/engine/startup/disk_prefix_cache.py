@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from chairlift.config import EngineConfig
+from chairlift.config import DEFAULT_DISK_BYTES, EngineConfig
 from chairlift.core.kv.kv_cache_manager import FULL
 from chairlift.engine.startup.loaded_model import LoadedDecoder
 from chairlift.errors import ConfigError
@@ -48,10 +48,11 @@ def open_block_stores(
     kinds: dict[str, list[KVCache | RecurrentState]] = {"blocks": [*kv_caches(loaded)]}
     if plan.state_bytes:
         kinds["checkpoints"] = list(loaded.model.states(plan.num_state_slots - plan.num_checkpoints))
-    max_bytes, required = config.prefix_cache_disk_bytes // len(kinds), plan.state_bytes + HEADER_BYTES
+    disk_bytes = config.prefix_cache_disk_bytes or DEFAULT_DISK_BYTES
+    max_bytes, required = disk_bytes // len(kinds), plan.state_bytes + HEADER_BYTES
     if plan.state_bytes and max_bytes < required:
         raise ConfigError(
-            f"prefix_cache_disk_bytes={config.prefix_cache_disk_bytes} is too small, because half of it is for "
+            f"prefix_cache_disk_bytes={disk_bytes} is too small, because half of it is for "
             f"checkpoints of recurrent state, which take {required} bytes each: set it to at least {2 * required}"
         )
     dependencies = fingerprint(config, loaded, plan)
