@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from chairlift import AsyncLLM
@@ -129,6 +130,15 @@ def test_piped_lines_are_answered_by_a_server(server: RunningServer) -> None:
     assert "model 'other' is not served here" in wrong.output
     unreachable = invoke(["chat", "--url", "http://127.0.0.1:9"], text="Hello\n")
     assert "is the server running?" in str(unreachable.exception)
+    invalid = invoke(["chat", "--url", "http://[::1"], text="Hello\n")
+    assert "url is invalid (" in str(invalid.exception)
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"data": []}', b"[]"])
+def test_a_server_without_models_is_rejected(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(httpx, "get", lambda *_args, **_options: httpx.Response(200, content=body))
+    result = invoke(["chat", "--url", "http://localhost", "--api-key", "schlüssel"], text="Hello\n")
+    assert "url=http://localhost: /v1/models lists no model" in str(result.exception)
 
 
 def test_ctrl_c_stops_an_answer_and_not_the_program(server: RunningServer) -> None:

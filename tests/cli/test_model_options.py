@@ -116,6 +116,11 @@ def test_a_path_with_spaces_in_the_environment_is_one_model(served: dict[str, An
             'Invalid value for max-num-seqs from models: a: unable to convert "many" into int.',
         ),
         (["--models", '{"a": {"keep_alive": -2}}'], "keep_alive must be a number of seconds, or -1 for no limit"),
+        (
+            ["--models", '{"a": {"keep_alive": NaN}}'],
+            "keep_alive must be a number of seconds, or -1 for no limit, got nan",
+        ),
+        (["a", "--keep-alive", "inf"], "keep_alive must be a number of seconds, or -1 for no limit, got inf"),
         (["--models", '{"a": {}, "b": {"aliases": ["a"]}}'], "two models have the name 'a': a and b"),
         (["a", "b", "--lora-modules", "b=./sql"], "two models or LoRA adapters have the name 'b': ./sql and b"),
         (["a", "b", "--lora-modules", "sql=./sql"], "LoRA adapters have the name 'sql': ./sql and ./sql; give"),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -128,6 +129,18 @@ def test_the_memory_bar_fills_its_width(slots: dict[str, int], width: int) -> No
 def test_an_invalid_url_is_rejected() -> None:
     with pytest.raises(ConfigError, match="url must begin with http"):
         HttpSource("localhost:8000")
+    with pytest.raises(ConfigError, match="url is invalid"):
+        HttpSource("http://[::1")
+
+
+@pytest.mark.parametrize(
+    ("status", "problem"),
+    [(200, "/v1/engine: the response is not JSON: is this a server of Chairlift"), (401, "needs an admin key: set")],
+)
+def test_a_response_of_another_server_is_explained(status: int, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(httpx.Client, "get", lambda *_: httpx.Response(status, text="<html>"))
+    with pytest.raises(SourceError, match=problem):
+        HttpSource("http://localhost", "schlüssel").snapshot()
 
 
 @pytest.fixture

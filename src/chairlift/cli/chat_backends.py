@@ -115,14 +115,16 @@ class ServerBackend:
         base = url.rstrip("/").removesuffix("/v1")
         if not base.startswith(("http://", "https://")):
             raise ConfigError(f"url must begin with http:// or https://, got {url!r:.100}")
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        headers = {} if api_key is None else {b"Authorization": f"Bearer {api_key}".encode()}
         try:
             listed = httpx.get(f"{base}/v1/models", headers=headers, timeout=CONNECT_SECONDS)
+        except httpx.InvalidURL as error:
+            raise ConfigError(f"url is invalid ({error}), got {url!r:.100}") from None
         except httpx.HTTPError as error:
             raise ConfigError(f"url={url}: no answer ({error}): is the server running?") from None
         if listed.status_code != 200:
             raise ConfigError(f"url={url}: {_error_message(listed.status_code, listed.content)}")
-        self.name: str = model or listed.json()["data"][0]["id"]
+        self.name: str = model or _first_model(url, listed.content)
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
         self._client = httpx.AsyncClient(base_url=base, headers=headers, timeout=timeout)
 
@@ -159,6 +161,14 @@ def _chunk_text(chunk: dict[str, Any], stats: AnswerStats) -> list[str]:
     if texts:
         stats.record_text()
     return texts
+
+
+def _first_model(url: str, body: bytes) -> str:
+    """The first model of the response of /v1/models. Raises ConfigError if it has none."""
+    try:
+        return str(json.loads(body)["data"][0]["id"])
+    except (ValueError, LookupError, TypeError):
+        raise ConfigError(f"url={url}: /v1/models lists no model: is this the URL of an OpenAI API?") from None
 
 
 def _error_message(status: int, body: bytes) -> str:

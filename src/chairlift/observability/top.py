@@ -65,19 +65,22 @@ class HttpSource:
         url: the URL of the server, with or without /v1.
 
     Raises:
-        ConfigError: the URL does not begin with http:// or https://.
+        ConfigError: the URL does not begin with http:// or https://, or is invalid.
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        headers = {} if api_key is None else {b"Authorization": f"Bearer {api_key}".encode()}
         base = url.rstrip("/").removesuffix("/v1")
         if not base.startswith(("http://", "https://")):
             raise ConfigError(f"url must begin with http:// or https://, got {url!r}")
-        self._client = httpx.Client(base_url=base, headers=headers, timeout=TIMEOUT_SECONDS)
+        try:
+            self._client = httpx.Client(base_url=base, headers=headers, timeout=TIMEOUT_SECONDS)
+        except httpx.InvalidURL as error:
+            raise ConfigError(f"url is invalid ({error}), got {url!r}") from None
 
     def snapshot(self) -> Snapshot:
-        engine = self._get("/v1/engine").json()
-        requests = self._get("/v1/requests").json()["data"]
+        engine = self._get_json("/v1/engine")
+        requests = self._get_json("/v1/requests")["data"]
         return Snapshot(engine, requests, count_of(OUTPUT_TOKENS, self._get("/metrics").text))
 
     def explain(self, request_id: str) -> list[str]:
@@ -92,12 +95,18 @@ class HttpSource:
     def close(self) -> None:
         self._client.close()
 
+    def _get_json(self, path: str) -> Any:
+        try:
+            return self._get(path).json()
+        except ValueError:
+            raise SourceError(f"{path}: the response is not JSON: is this a server of Chairlift?") from None
+
     def _get(self, path: str, accepted: tuple[int, ...] = (200,)) -> httpx.Response:
         try:
             response = self._client.get(path)
         except httpx.HTTPError as error:
             raise SourceError(f"{self._client.base_url}: {type(error).__name__} {error}".strip()) from None
-        if response.status_code == 403:
+        if response.status_code in (401, 403):
             raise SourceError(f"{path} needs an admin key: set --api-key")
         if response.status_code not in accepted:
             raise SourceError(f"{path}: status {response.status_code}")

@@ -293,7 +293,7 @@ def _create_folder(folder: Path | None) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"save_events={folder}: {error.strerror}") from None
+        raise ConfigError(f"save_events={folder}: {error.strerror}; give a folder that can be written") from None
     if not os.access(folder, os.W_OK):
         raise ConfigError(f"save_events={folder}: the folder is not writable")
 

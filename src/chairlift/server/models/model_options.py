@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -173,7 +174,7 @@ class ModelOptions:
         seconds = self.keep_alive if own is None else own
         if seconds is None:
             return DEFAULT_KEEP_ALIVE
-        if seconds < 0 and seconds != -1:
+        if not math.isfinite(seconds) or (seconds < 0 and seconds != -1):
             raise ConfigError(f"keep_alive must be a number of seconds, or -1 for no limit, got {seconds:g}")
         return None if seconds == -1 else seconds
 
