@@ -260,6 +260,20 @@ def test_packed_floats_are_rounded_to_the_format(name: str, step: float) -> None
     assert (error <= step * weight.abs().amax(1, keepdim=True)).all()
 
 
+@pytest.mark.parametrize("in_features", [1, 33, 512])
+def test_int8_rounds_to_nearest_and_ties_to_even(in_features: int) -> None:
+    weight = np.random.default_rng(0).standard_normal((37, in_features), np.float32)
+    weight[1] = 0
+    weight[2:19] = np.round(weight[2:19] * 64) / 2
+    weight[2:19, 0] = 127  # a scale of 1, so that half of the values are ties
+    scale = np.abs(weight).max(axis=1, keepdims=True) / np.float32(127)
+    numbers = np.rint(weight * np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)).astype(np.int8)
+    expected = NATIVE.PackedMatrix("int8", 37, in_features)
+    expected.pack_blocks(0, np.concatenate((numbers.view(np.uint8), scale.view(np.uint8)), axis=1))
+    packed = pack("int8", torch.from_numpy(weight)).unpack(0, 37)
+    assert packed.tobytes() == expected.unpack(0, 37).tobytes() == (scale * numbers).tobytes()
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_packed_values_do_not_depend_on_the_pieces(name: str) -> None:
     """Rows are equal if packed in pieces, unpacked in other pieces, or gathered by id."""

@@ -17,7 +17,7 @@ from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.kernels import choice
 from chairlift.kernels.choice import choose_kernels
-from chairlift.kernels.cpu import load
+from chairlift.kernels.cpu import load, repacking
 from chairlift.kernels.cpu.attention import MAX_HEAD_DIM
 from chairlift.kernels.cpu.formats import ROUNDED, matrix_bytes, native_format, packed_parts
 from chairlift.kernels.cpu.native_set import NativeKernelSet
@@ -140,6 +140,17 @@ def test_the_error_of_repacking(kind: gguf.GGMLQuantizationType, target: str, bo
     assert repacking_notes([(("a", "b"), loss)]) == [
         f"1 matrices repacked from a to b: the error is {error:.2%} of the root mean square of the values"
     ]
+
+
+@needs_native
+@pytest.mark.parametrize("target", ROUNDED)
+def test_bfloat16_is_repacked_in_pieces_as_its_floats(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repacking, "VALUES_AT_ONCE", 500)
+    part = packed_tensor(torch.randn(37, 70).bfloat16())
+    matrix, expected = (load().PackedMatrix(target, 50, 70) for _ in range(2))
+    pack(matrix, 5, part)
+    expected.pack_floats(5, part.to_floats(part.rows))
+    assert matrix.unpack(5, 37).tobytes() == expected.unpack(5, 37).tobytes()
 
 
 @needs_native

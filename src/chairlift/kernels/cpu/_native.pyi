@@ -98,6 +98,13 @@ class PackedMatrix:
                 format.
         """
 
+    def pack_bfloat16(
+        self,
+        first_row: int,
+        rows: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+    ) -> None:
+        """The same from the bits of bfloat16: uint16 [num_rows, in_features]."""
+
     def set_input_order(self, order: Sequence[int]) -> None:
         """
         Set the order of the columns as they were packed.

@@ -17,6 +17,7 @@ namespace {
 
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using BrainBits = nb::ndarray<const uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 nb::builtin_exception value_error(const std::string& message) { return nb::value_error(message.c_str()); }
 
@@ -37,7 +38,8 @@ void pack_blocks(PackedMatrix& matrix, int64_t first_row, const Bytes& rows) {
   matrix.pack_blocks(first_row, num_rows, rows.data(), num_bytes);
 }
 
-void pack_floats(PackedMatrix& matrix, int64_t first_row, const Floats& rows) {
+template <typename Rows>
+void pack_floats(PackedMatrix& matrix, int64_t first_row, const Rows& rows) {
   const auto num_rows = static_cast<int64_t>(rows.shape(0)), width = static_cast<int64_t>(rows.shape(1));
   check_rows(matrix, first_row, num_rows);
   if (width != matrix.in_features())
@@ -116,7 +118,7 @@ Args:
 
 Raises:
     ValueError: The rows are outside the matrix, or do not have row_bytes bytes each.)")
-      .def("pack_floats", &pack_floats, nb::arg("first_row"), nb::arg("rows"),
+      .def("pack_floats", &pack_floats<Floats>, nb::arg("first_row"), nb::arg("rows"),
            R"(Write rows from floats, rounded to the format.
 
 Args:
@@ -126,6 +128,8 @@ Args:
 Raises:
     ValueError: The rows are outside the matrix, do not have in_features values each, or cannot be rounded to the
         format.)")
+      .def("pack_bfloat16", &pack_floats<BrainBits>, nb::arg("first_row"), nb::arg("rows").noconvert(),
+           "The same from the bits of bfloat16: uint16 [num_rows, in_features].")
       .def("set_input_order",
            [](PackedMatrix& self, const std::vector<int32_t>& order) { self.set_input_order(order); }, nb::arg("order"),
            R"(Set the order of the columns as they were packed.

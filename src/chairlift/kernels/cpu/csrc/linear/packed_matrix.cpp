@@ -31,6 +31,8 @@ int64_t value_bytes(WeightFormat format) { return format == WeightFormat::f32 ? 
 
 int64_t num_float_groups(int64_t inputs) { return divide_up(inputs, kFloatGroup); }
 
+constexpr int64_t kAlignment = 64;  // of stripes
+
 // The factor of the scales of f8_e4m3 in memory, see load_e4m3.
 constexpr float kFloatFactor = 256;
 
@@ -42,13 +44,28 @@ int64_t unpadded_bytes(WeightFormat format, int64_t padded_inputs) {
   return padded_inputs * kStripe * value_bytes(format);
 }
 
+// Magnitudes are compared as integers, which have the same order, because the compiler has no vectors for floats here.
 float largest_magnitude(const float* x, int64_t n) {
-  float top = 0;
-  for (int64_t i = 0; i < n; ++i) top = std::max(top, std::fabs(x[i]));
-  return top;
+  int32_t top = 0;
+  for (int64_t i = 0; i < n; ++i) top = std::max(top, static_cast<int32_t>(bits_of_float(x[i]) & 0x7fffffff));
+  return float_of_bits(static_cast<uint32_t>(top));
 }
 
-int to_byte(float x) { return std::clamp(static_cast<int>(std::nearbyint(x)), -127, 127); }
+// Writes a row of int8 as in a file: bytes, then the scale.
+void round_int8(const float* x, int64_t n, uint8_t* row) {
+  const float scale = largest_magnitude(x, n) / 127, inverse = scale != 0 ? 1 / scale : 0;
+  for (int64_t k = 0; k < n; ++k) row[k] = rounded_byte(x[k] * inverse);
+  std::memcpy(row + n, &scale, 4);
+}
+
+// Copies a row to a stripe, which has units of this number of bytes of each row in turn.
+template <int64_t kUnit>
+void interleave(const uint8_t* row, int64_t num_bytes, int64_t lane, uint8_t* stripe) {
+  stripe += lane * kUnit;
+  for (; num_bytes >= kUnit; num_bytes -= kUnit, row += kUnit, stripe += kStripe * kUnit)
+    std::memcpy(stripe, row, kUnit);
+  std::memcpy(stripe, row, static_cast<size_t>(num_bytes));
+}
 
 }  // namespace
 
@@ -67,7 +84,8 @@ PackedMatrix::PackedMatrix(WeightFormat format, int64_t out_features, int64_t in
       out_features_(out_features),
       in_features_(in_features),
       padded_inputs_(round_up(in_features, kGroup)),
-      stripe_bytes_(round_up(unpadded_bytes(format, padded_inputs_), 64)) {
+      stripe_bytes_(round_up(unpadded_bytes(format, padded_inputs_), kAlignment)),
+      memory_(nullptr, std::free) {
   if (out_features < 1 || in_features < 1)
     throw std::invalid_argument("a matrix needs at least one row and one column, got " + std::to_string(out_features) +
                                 " x " + std::to_string(in_features));
@@ -76,16 +94,12 @@ PackedMatrix::PackedMatrix(WeightFormat format, int64_t out_features, int64_t in
                                 " in format " + name_of(format) + ", got " + std::to_string(in_features));
   // Tiles read weights for a multiple of 64 inputs, which are multiplied by zero beyond the last one.
   constexpr int64_t kReadBeyond = (64 - kGroup) * kStripe;
-  data_ = static_cast<uint8_t*>(std::aligned_alloc(64, static_cast<size_t>(data_bytes() + kReadBeyond)));
-  if (!data_) throw std::bad_alloc();
-  // A byte of 128 means zero in int8. Values with a zero scale may be anything.
-  std::memset(data_, 0, static_cast<size_t>(data_bytes() + kReadBeyond));
-  if (format == WeightFormat::int8)
-    for (int64_t s = 0; s < num_stripes(); ++s)
-      std::memset(data_ + s * stripe_bytes_, 128, static_cast<size_t>(padded_inputs_ * kStripe));
+  // Zero, because values with a zero scale may be anything. calloc leaves new pages to the threads that pack rows. What
+  // alignment skips is in front, so that the address sanitizer detects reads beyond the end.
+  memory_.reset(std::calloc(static_cast<size_t>(data_bytes() + kReadBeyond + kAlignment), 1));
+  if (!memory_) throw std::bad_alloc();
+  data_ = reinterpret_cast<uint8_t*>(round_up(reinterpret_cast<intptr_t>(memory_.get()) + 1, kAlignment));
 }
-
-PackedMatrix::~PackedMatrix() { std::free(data_); }
 
 int64_t PackedMatrix::source_row_bytes() const {
   if (format_ == WeightFormat::int8) return in_features_ + 4;
@@ -96,24 +110,39 @@ int64_t PackedMatrix::source_row_bytes() const {
 
 void PackedMatrix::pack_row_blocks(int64_t row, const uint8_t* source) {
   const int64_t lane = row % kStripe;
-  uint8_t* stripe = stripe_of(row);
+  uint8_t* const stripe = stripe_of(row);
   if (is_grouped(format_))
     return pack_group_row(format_, padded_inputs_, read_blocks(format_, source, padded_inputs_), lane, stripe);
-  if (format_ == WeightFormat::int8 || format_ == WeightFormat::f8_e4m3) return pack_row_scaled(row, source);
-  const int64_t size = value_bytes(format_);
-  for (int64_t k = 0; k < in_features_; ++k)
-    std::memcpy(stripe + (input_offset(format_, k) + lane * row_distance(format_)) * size, source + k * size,
-                static_cast<size_t>(size));
+  if (format_ == WeightFormat::f16) return interleave<2>(source, in_features_ * 2, lane, stripe);
+  if (format_ == WeightFormat::bf16 || format_ == WeightFormat::f32)
+    return interleave<4>(source, in_features_ * value_bytes(format_), lane, stripe);
+  // Bytes, followed by scales in float32.
+  uint8_t* const scales = stripe + padded_inputs_ * kStripe + lane * 4;
+  if (format_ == WeightFormat::int8) {
+    std::vector<uint8_t> numbers(static_cast<size_t>(padded_inputs_), 128);
+    for (int64_t k = 0; k < in_features_; ++k) numbers[static_cast<size_t>(k)] = source[k] ^ 0x80;
+    interleave<4>(numbers.data(), padded_inputs_, lane, stripe);
+    std::memcpy(scales, source + in_features_, 4);
+    return;
+  }
+  interleave<1>(source, in_features_, lane, stripe);
+  for (int64_t g = 0; g < num_float_groups(in_features_); ++g) {
+    float scale;
+    std::memcpy(&scale, source + in_features_ + g * 4, 4);
+    scale *= kFloatFactor;
+    std::memcpy(scales + g * kStripe * 4, &scale, 4);
+  }
 }
 
 void PackedMatrix::pack_row_floats(int64_t row, const float* source) {
-  if (format_ == WeightFormat::int8) return pack_row_int8(row, source);
   std::vector<uint8_t> bytes(static_cast<size_t>(source_row_bytes()));
   if (is_grouped(format_)) {
     std::vector<float> padded(static_cast<size_t>(padded_inputs_), 0.0f);
     std::copy_n(source, in_features_, padded.begin());
     for (int64_t g = 0; g < padded_inputs_ / kGroup; ++g)
       round_block(format_, padded.data() + g * kGroup, bytes.data() + g * block_bytes(format_));
+  } else if (format_ == WeightFormat::int8) {
+    round_int8(source, in_features_, bytes.data());
   } else if (format_ == WeightFormat::f32) {
     std::memcpy(bytes.data(), source, bytes.size());
   } else {
@@ -123,34 +152,6 @@ void PackedMatrix::pack_row_floats(int64_t row, const float* source) {
     }
   }
   pack_row_blocks(row, bytes.data());
-}
-
-void PackedMatrix::pack_row_int8(int64_t row, const float* source) {
-  uint8_t* stripe = stripe_of(row);
-  const int64_t lane = row % kStripe;
-  const float scale = largest_magnitude(source, in_features_) / 127, inverse = scale != 0 ? 1 / scale : 0;
-  std::memcpy(stripe + padded_inputs_ * kStripe + lane * 4, &scale, 4);
-  for (int64_t k = 0; k < in_features_; ++k)
-    stripe[(k / 4 * kStripe + lane) * 4 + k % 4] = static_cast<uint8_t>(to_byte(source[k] * inverse) + 128);
-}
-
-// Bytes, followed by scales in float32.
-void PackedMatrix::pack_row_scaled(int64_t row, const uint8_t* source) {
-  const int64_t lane = row % kStripe;
-  uint8_t* const stripe = stripe_of(row);
-  uint8_t* const scales = stripe + padded_inputs_ * kStripe + lane * 4;
-  if (format_ == WeightFormat::int8) {
-    for (int64_t k = 0; k < in_features_; ++k) stripe[(k / 4 * kStripe + lane) * 4 + k % 4] = source[k] ^ 0x80;
-    std::memcpy(scales, source + in_features_, 4);
-    return;
-  }
-  for (int64_t k = 0; k < in_features_; ++k) stripe[k * kStripe + lane] = source[k];
-  for (int64_t g = 0; g < num_float_groups(in_features_); ++g) {
-    float scale;
-    std::memcpy(&scale, source + in_features_ + g * 4, 4);
-    scale *= kFloatFactor;
-    std::memcpy(scales + g * kStripe * 4, &scale, 4);
-  }
 }
 
 void PackedMatrix::set_input_order(std::vector<int32_t> order) {
@@ -200,12 +201,29 @@ void PackedMatrix::unpack_stored_row(int64_t row, float* out) const {
   }
 }
 
+template <typename Pack>
+void PackedMatrix::pack_rows(int64_t first_row, int64_t num_rows, const Pack& pack) {
+  const int64_t first_stripe = first_row / kStripe, end = first_row + num_rows;
+  Pool::get().run(divide_up(end, kStripe) - first_stripe, [&](int64_t i, int) {
+    const int64_t row = (first_stripe + i) * kStripe;
+    for (int64_t r = std::max(first_row, row); r < std::min(end, row + kStripe); ++r) pack(r, r - first_row);
+  });
+}
+
 void PackedMatrix::pack_blocks(int64_t first_row, int64_t num_rows, const uint8_t* source, int64_t row_stride) {
-  Pool::get().run(num_rows, [&](int64_t i, int) { pack_row_blocks(first_row + i, source + i * row_stride); });
+  pack_rows(first_row, num_rows, [&](int64_t row, int64_t i) { pack_row_blocks(row, source + i * row_stride); });
 }
 
 void PackedMatrix::pack_floats(int64_t first_row, int64_t num_rows, const float* source, int64_t row_stride) {
-  Pool::get().run(num_rows, [&](int64_t i, int) { pack_row_floats(first_row + i, source + i * row_stride); });
+  pack_rows(first_row, num_rows, [&](int64_t row, int64_t i) { pack_row_floats(row, source + i * row_stride); });
+}
+
+void PackedMatrix::pack_floats(int64_t first_row, int64_t num_rows, const uint16_t* source, int64_t row_stride) {
+  pack_rows(first_row, num_rows, [&](int64_t row, int64_t i) {
+    std::vector<float> floats(static_cast<size_t>(in_features_));
+    std::transform(source + i * row_stride, source + i * row_stride + in_features_, floats.begin(), brain_to_float);
+    pack_row_floats(row, floats.data());
+  });
 }
 
 void PackedMatrix::unpack(int64_t first_row, int64_t num_rows, float* out) const {

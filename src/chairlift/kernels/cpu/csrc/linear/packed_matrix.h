@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,6 @@ constexpr int64_t round_up(int64_t n, int64_t multiple) { return divide_up(n, mu
 class PackedMatrix {
  public:
   PackedMatrix(WeightFormat format, int64_t out_features, int64_t in_features);
-  ~PackedMatrix();
   PackedMatrix(const PackedMatrix&) = delete;
   PackedMatrix& operator=(const PackedMatrix&) = delete;
 
@@ -45,6 +45,8 @@ class PackedMatrix {
   void pack_blocks(int64_t first_row, int64_t num_rows, const uint8_t* source, int64_t row_stride);
   // Writes the same rows from floats, rounded to the format (if can_round, or the format has no groups).
   void pack_floats(int64_t first_row, int64_t num_rows, const float* source, int64_t row_stride);
+  // The same from the bits of bfloat16.
+  void pack_floats(int64_t first_row, int64_t num_rows, const uint16_t* source, int64_t row_stride);
   // Sets the order of the columns, a permutation of 0 .. in_features - 1. Products gather their inputs in this order;
   // unpack and gather return rows in the order of the inputs.
   void set_input_order(std::vector<int32_t> order);
@@ -58,14 +60,17 @@ class PackedMatrix {
   uint8_t* stripe_of(int64_t row) { return data_ + row / kStripe * stripe_bytes_; }
   void pack_row_blocks(int64_t row, const uint8_t* source);
   void pack_row_floats(int64_t row, const float* source);
-  void pack_row_int8(int64_t row, const float* source);
-  void pack_row_scaled(int64_t row, const uint8_t* source);
+  // Calls pack(row, index of the row among these) for each row. The rows of a stripe share cache lines, so one thread
+  // writes all of them.
+  template <typename Pack>
+  void pack_rows(int64_t first_row, int64_t num_rows, const Pack& pack);
   void unpack_row(int64_t row, float* out) const;
   void unpack_stored_row(int64_t row, float* out) const;
 
   WeightFormat format_;
   int64_t out_features_, in_features_, padded_inputs_, stripe_bytes_;
-  uint8_t* data_;
+  std::unique_ptr<void, void (*)(void*)> memory_;
+  uint8_t* data_;  // in memory_, aligned
   std::vector<int32_t> input_order_;
 };
 

@@ -63,4 +63,7 @@ inline uint16_t float_to_brain(float x) {
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// Rounds |x| <= 127 to nearest, ties to even, without a call: the sum with 1.5 * 2^23 has the integer in its low bits.
+inline uint8_t rounded_byte(float x) { return static_cast<uint8_t>(bits_of_float(x + 0x1.8p23f)); }
+
 }  // namespace chairlift
