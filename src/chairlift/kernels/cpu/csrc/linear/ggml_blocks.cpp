@@ -9,34 +9,42 @@
 namespace chairlift {
 namespace {
 
+uint16_t read_bits(const uint8_t* half) {
+  uint16_t bits;
+  std::memcpy(&bits, half, 2);
+  return bits;
+}
+
+// Writes number(input) of kCount inputs. The compiler uses vectors, because `numbers` may overlap no array that it knows.
+template <int kCount, typename Number>
+void write_numbers(uint8_t* numbers, Number number) {
+  uint8_t found[kCount];
+  for (int i = 0; i < kCount; ++i) found[i] = static_cast<uint8_t>(number(i));
+  std::memcpy(numbers, found, kCount);
+}
+
 // 16 bytes of 32 numbers: the low nibbles, then the high ones.
 void read_nibbles(const uint8_t* from, uint8_t* numbers) {
-  for (int i = 0; i < 16; ++i) numbers[i] = from[i] & 15, numbers[16 + i] = from[i] >> 4;
+  write_numbers<16>(numbers, [&](int i) { return from[i] & 15; });
+  write_numbers<16>(numbers + 16, [&](int i) { return from[i] >> 4; });
 }
 
 // --- blocks of 32 -----------------------------------------------------------------------------------------------------
 
 // scale | minimum | fifth bits | numbers
-void read_block_of_32(WeightFormat format, const uint8_t* block, int64_t group, BlockRow& row) {
-  const GroupFormat f = group_format(format);
-  uint8_t* const numbers = row.numbers.data() + group * kGroup;
+void read_block_of_32(const GroupFormat& f, const uint8_t* block, uint8_t* numbers, BlockRow& row) {
   if (f.scales == ScaleKind::power) {
     row.factors.push_back(block[0]);
     return read_nibbles(block + 1, numbers);
   }
-  row.scales.push_back(read_half(block));
-  if (f.has_minimum) row.minimums.push_back(read_half(block + 2));
+  row.scales.push_back(read_bits(block));
+  if (f.has_minimum) row.minimums.push_back(read_bits(block + 2));
   block += f.has_minimum ? 4 : 2;
-  if (f.low_bits == 8) {
-    for (int i = 0; i < kGroup; ++i) numbers[i] = block[i] ^ 0x80;
-    return;
-  }
-  uint32_t fifth = 0;
-  if (f.high_bits) {
-    std::memcpy(&fifth, block, 4);
-    block += 4;
-  }
-  read_nibbles(block, numbers);
+  if (f.low_bits == 8) return write_numbers<kGroup>(numbers, [&](int i) { return block[i] ^ 0x80; });
+  if (!f.high_bits) return read_nibbles(block, numbers);
+  uint32_t fifth;
+  std::memcpy(&fifth, block, 4);
+  read_nibbles(block + 4, numbers);
   for (int i = 0; i < kGroup; ++i) numbers[i] |= (fifth >> i & 1) << 4;
 }
 
@@ -44,7 +52,7 @@ void read_block_of_32(WeightFormat format, const uint8_t* block, int64_t group, 
 
 // scale | zero point | for each 32 inputs the numbers
 void read_zero_point_block(const GroupFormat& f, const uint8_t* block, uint8_t* numbers, BlockRow& row) {
-  row.scales.push_back(read_half(block));
+  row.scales.push_back(read_bits(block));
   row.zero_points.push_back(block[2]);
   block += 3;
   if (f.low_bits == 8) {
@@ -56,6 +64,13 @@ void read_zero_point_block(const GroupFormat& f, const uint8_t* block, uint8_t* 
 
 // --- blocks of 256 ----------------------------------------------------------------------------------------------------
 
+// Writes number(run, input of the run) of the eight runs of 32 inputs.
+template <typename Number>
+void write_runs(uint8_t* numbers, Number number) {
+  for (int run = 0; run < kSuperBlock / 32; ++run)
+    write_numbers<32>(numbers + run * 32, [&](int i) { return number(run, i); });
+}
+
 // The 12 bytes with 8 scales and 8 minimums of 6 bits.
 void read_six_bits(const uint8_t* s, BlockRow& row) {
   for (int j = 0; j < 8; ++j) {
@@ -66,52 +81,50 @@ void read_six_bits(const uint8_t* s, BlockRow& row) {
 
 // scales and minimums of 4 bits [16] | numbers of 2 bits [64] | d | dmin
 void read_q2_k(const uint8_t* block, uint8_t* numbers, BlockRow& row) {
-  row.scales.push_back(read_half(block + 80));
-  row.minimums.push_back(read_half(block + 82));
+  row.scales.push_back(read_bits(block + 80));
+  row.minimums.push_back(read_bits(block + 82));
   for (int j = 0; j < 16; ++j) {
     row.factors.push_back(block[j] & 15);
     row.minimum_factors.push_back(block[j] >> 4);
   }
-  for (int i = 0; i < kSuperBlock; ++i) numbers[i] = block[16 + i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3;
+  write_runs(numbers, [&](int run, int i) { return block[16 + run / 4 * 32 + i] >> run % 4 * 2 & 3; });
 }
 
 // third bits [32] | two bits [64] | scales of 6 bits [12] | d
 void read_q3_k(const uint8_t* block, uint8_t* numbers, BlockRow& row) {
   const uint8_t* const s = block + 96;
-  row.scales.push_back(read_half(block + 108));
+  row.scales.push_back(read_bits(block + 108));
   for (int j = 0; j < 16; ++j)
     row.factors.push_back(((j < 8 ? s[j] & 15 : s[j - 8] >> 4) | (s[8 + j % 4] >> j / 4 * 2 & 3) << 4) - 32);
-  for (int i = 0; i < kSuperBlock; ++i)
-    numbers[i] = static_cast<uint8_t>((block[32 + i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3) |
-                                      (block[i % 32] >> i / 32 & 1) << 2);
+  write_runs(numbers, [&](int run, int i) {
+    return (block[32 + run / 4 * 32 + i] >> run % 4 * 2 & 3) | (block[i] >> run & 1) << 2;
+  });
 }
 
 // d | dmin | scales and minimums of 6 bits [12] | q5_k: fifth bits [32] | nibbles [128]
 void read_q4_k_or_q5_k(const uint8_t* block, bool has_fifth, uint8_t* numbers, BlockRow& row) {
-  row.scales.push_back(read_half(block));
-  row.minimums.push_back(read_half(block + 2));
+  row.scales.push_back(read_bits(block));
+  row.minimums.push_back(read_bits(block + 2));
   read_six_bits(block + 4, row);
   const uint8_t* const nibbles = block + (has_fifth ? 48 : 16);
-  for (int i = 0; i < kSuperBlock; ++i) {
-    const int fifth = has_fifth ? block[16 + i % 32] >> i / 32 & 1 : 0;
-    numbers[i] = static_cast<uint8_t>((nibbles[i / 64 * 32 + i % 32] >> i % 64 / 32 * 4 & 15) | fifth << 4);
-  }
+  const auto low = [&](int run, int i) { return nibbles[run / 2 * 32 + i] >> run % 2 * 4 & 15; };
+  if (!has_fifth) return write_runs(numbers, low);
+  write_runs(numbers, [&](int run, int i) { return low(run, i) | (block[16 + i] >> run & 1) << 4; });
 }
 
 // nibbles [128] | two bits [64] | scales of 8 bits [16] | d
 void read_q6_k(const uint8_t* block, uint8_t* numbers, BlockRow& row) {
-  row.scales.push_back(read_half(block + 208));
+  row.scales.push_back(read_bits(block + 208));
   for (int j = 0; j < 16; ++j) row.factors.push_back(static_cast<int8_t>(block[192 + j]));
-  for (int i = 0; i < kSuperBlock; ++i) {
-    const int half = i / 128, part = i % 128 / 32;
-    const int low = block[half * 64 + part % 2 * 32 + i % 32] >> part / 2 * 4 & 15;
-    numbers[i] = static_cast<uint8_t>(low | (block[128 + half * 32 + i % 32] >> part * 2 & 3) << 4);
-  }
+  write_runs(numbers, [&](int run, int i) {
+    const int half = run / 4, part = run % 4;
+    return (block[half * 64 + part % 2 * 32 + i] >> part / 2 * 4 & 15) | (block[128 + half * 32 + i] >> part * 2 & 3) << 4;
+  });
 }
 
 // d | high bits of scales (16 bits) | low bits of scales [4] | nibbles [8][16]
 void read_iq4_xs(const uint8_t* block, uint8_t* numbers, BlockRow& row) {
-  row.scales.push_back(read_half(block));
+  row.scales.push_back(read_bits(block));
   const int high = block[2] | block[3] << 8;
   for (int j = 0; j < 8; ++j) {
     row.factors.push_back(((block[4 + j / 2] >> j % 2 * 4 & 15) | (high >> 2 * j & 3) << 4) - 32);
@@ -161,9 +174,7 @@ void round_q8_0(const float* x, uint8_t* block) {
   for (int i = 0; i < kGroup; ++i) top = std::max(top, std::fabs(x[i]));
   const float scale = top / 127, inverse = scale != 0 ? 1 / scale : 0;
   write_half(block, scale);
-  for (int i = 0; i < kGroup; ++i)
-    block[2 + i] = static_cast<uint8_t>(
-        static_cast<int8_t>(std::clamp(static_cast<int>(std::nearbyint(x[i] * inverse)), -127, 127)));
+  for (int i = 0; i < kGroup; ++i) block[2 + i] = rounded_byte(x[i] * inverse);
 }
 
 }  // namespace
@@ -201,7 +212,7 @@ BlockRow read_blocks(WeightFormat format, const uint8_t* source, int64_t inputs)
   for (int64_t i = 0; i < inputs / size; ++i) {
     uint8_t* const numbers = row.numbers.data() + i * size;
     if (f.scales == ScaleKind::zero_point) read_zero_point_block(f, source + i * bytes, numbers, row);
-    else if (size == kGroup) read_block_of_32(format, source + i * bytes, i, row);
+    else if (size == kGroup) read_block_of_32(f, source + i * bytes, numbers, row);
     else read_block_of_256(format, source + i * bytes, numbers, row);
   }
   return row;

@@ -15,7 +15,7 @@ namespace chairlift {
 struct BlockRow {
   std::vector<uint8_t> numbers;  // [inputs]
   // direct: of each group. factor: of each 256 inputs, and factors of each group. power: no scales.
-  std::vector<float> scales, minimums;
+  std::vector<uint16_t> scales, minimums;  // the bits of float16
   std::vector<int> factors, minimum_factors;  // power: factors are exponents, 128 more than those of the scales
   std::vector<uint8_t> zero_points;
 };

@@ -18,14 +18,24 @@ struct GroupBytes {
 
 constexpr uint32_t in_each_byte(int bits) { return 0x01010101u * ((1u << bits) - 1); }
 
+template <int kBits>
+void put_bits(const GroupBytes& group, int from, int64_t lane, uint8_t* planes) {
+  uint32_t words[kBits] = {};
+  for (int q = 0; q < kQuads; ++q) {
+    const QuadPlace place = place_of_quad(kBits, q);
+    words[place.plane] |= (group.words[q] >> from & in_each_byte(kBits)) << place.position;
+  }
+  for (int p = 0; p < kBits; ++p) std::memcpy(planes + (p * kStripe + lane) * 4, words + p, 4);
+}
+
 // Writes bits `from` to `from + bits` of all bytes to the planes of a group.
 void put_bits(const GroupBytes& group, int from, int bits, int64_t lane, uint8_t* planes) {
-  uint32_t words[kQuads] = {};
-  for (int q = 0; q < kQuads; ++q) {
-    const QuadPlace place = place_of_quad(bits, q);
-    words[place.plane] |= (group.words[q] >> from & in_each_byte(bits)) << place.position;
+  switch (bits) {
+    case 1: return put_bits<1>(group, from, lane, planes);
+    case 2: return put_bits<2>(group, from, lane, planes);
+    case 4: return put_bits<4>(group, from, lane, planes);
+    default: return put_bits<8>(group, from, lane, planes);
   }
-  for (int p = 0; p < bits; ++p) std::memcpy(planes + (p * kStripe + lane) * 4, words + p, 4);
 }
 
 // The inverse of put_bits.
@@ -49,9 +59,9 @@ void put_factors(const GroupFormat& f, const BlockRow& row, int64_t lane, uint8_
 // Writes scales, or super-scales, which are `bytes` apart.
 void put_halves(const GroupFormat& f, const BlockRow& row, int64_t lane, int64_t bytes, uint8_t* at) {
   for (size_t i = 0; i < row.scales.size(); ++i, at += bytes) {
-    write_half(at + lane * 2, row.scales[i]);
+    std::memcpy(at + lane * 2, &row.scales[i], 2);
     if (f.scales == ScaleKind::zero_point) at[kStripe * 2 + lane] = row.zero_points[i];
-    else if (f.has_minimum) write_half(at + (kStripe + lane) * 2, row.minimums[i]);
+    else if (f.has_minimum) std::memcpy(at + (kStripe + lane) * 2, &row.minimums[i], 2);
   }
 }
 
