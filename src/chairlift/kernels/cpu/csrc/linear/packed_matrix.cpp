@@ -62,9 +62,9 @@ void round_int8(const float* x, int64_t n, uint8_t* row) {
 template <int64_t kUnit>
 void interleave(const uint8_t* row, int64_t num_bytes, int64_t lane, uint8_t* stripe) {
   stripe += lane * kUnit;
-  for (; num_bytes >= kUnit; num_bytes -= kUnit, row += kUnit, stripe += kStripe * kUnit)
+  for (const uint8_t* const end = row + num_bytes / kUnit * kUnit; row != end; row += kUnit, stripe += kStripe * kUnit)
     std::memcpy(stripe, row, kUnit);
-  std::memcpy(stripe, row, static_cast<size_t>(num_bytes));
+  std::memcpy(stripe, row, static_cast<size_t>(num_bytes) % kUnit);
 }
 
 }  // namespace
