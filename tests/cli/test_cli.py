@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -12,12 +13,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from unittest import mock
 
 import openai
 import pytest
 
 import chairlift
-from chairlift.cli.main import main
+from byte_tokenizer import write_byte_tokenizer
+from chairlift.cli.main import main, run_command
+from chairlift.errors import ConfigError
 from chairlift.lab.bench.workload_options import WorkloadOptions
 from chairlift.options import declared_options
 from chairlift.server.access.keys import load_keys
@@ -171,6 +175,31 @@ def test_errors_end_with_a_message_and_status_2(
         main()
     assert ended.value.code == 2
     assert re.search(match, capsys.readouterr().err, re.DOTALL)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_the_standard_output_is_explained() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*COMMAND, "version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "error: the output cannot be written: No space left on device\n")
+
+
+def test_a_reader_of_the_standard_output_may_end_early() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        done = subprocess.run([*COMMAND, "version"], stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_standard_input_that_is_not_text_is_rejected(command: str, tiny_model_dir: Callable[..., Path]) -> None:
+    folder = tiny_model_dir("llama", vocab_size=400)
+    write_byte_tokenizer(folder)
+    model = ["--model", str(folder)] if command == "generate" else [str(folder)]
+    stdin = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8")
+    with mock.patch("sys.stdin", stdin), pytest.raises(ConfigError, match=r"standard input is not UTF-8 text: .*0xe9"):
+        run_command([command, *model, "--num-kv-blocks", "20", "--num-threads", "1"])
 
 
 def test_a_key_with_an_slo_is_an_entry_of_a_key_file(tmp_path: Path) -> None:

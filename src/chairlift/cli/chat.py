@@ -189,6 +189,8 @@ def _turn(runner: asyncio.Runner, backend: ChatBackend, conversation: Conversati
         return False
     except KeyboardInterrupt:
         print_notice("\nCtrl-D or /quit ends the program.")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the standard input is not UTF-8 text: {error}") from None
     except ChairliftError as error:
         print_error(str(error))
     return True

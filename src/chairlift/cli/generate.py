@@ -71,7 +71,10 @@ def _read_prompts(given: list[str] | None) -> list[str]:
         raise ConfigError(f"Unknown option: {unknown}. A prompt that begins with - can be sent to the standard input")
     if given.count("-") > 1:
         raise ConfigError("PROMPT - is given twice: the standard input can be read once")
-    prompts = [sys.stdin.read().rstrip("\n") if text == "-" else text for text in given]
+    try:
+        prompts = [sys.stdin.read().rstrip("\n") if text == "-" else text for text in given]
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the standard input is not UTF-8 text: {error}") from None
     if "" in prompts:
         raise ConfigError("PROMPT is empty: give a text")
     return prompts

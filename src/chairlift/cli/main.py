@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,9 @@ from cyclopts.help import ColumnSpec, DefaultFormatter, DescriptionRenderer, Nam
 from chairlift.cli.console import ARGUMENTS, OPTIONS, print_error
 from chairlift.errors import ChairliftError, ConfigError
 from chairlift.version import __version__
+
+OUTPUT_ERRORS: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""The errors of the standard output: its reader has ended, or a disk is full or damaged."""
 
 NAME_COLUMNS: Final = 34
 """The columns of the names of options in --help, enough for the longest name."""
@@ -84,6 +88,10 @@ def main() -> None:
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno not in OUTPUT_ERRORS or error.filename is not None:
+            raise
+        if error.errno != errno.EPIPE:
+            print_error(f"the output cannot be written: {error.strerror}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes when it ends
         raise SystemExit(1) from None
