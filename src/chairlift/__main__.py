@@ -24,9 +24,7 @@ def main() -> None:
         if isinstance(ended.code, str):
             raise
         status = ended.code or 0
-    except KeyboardInterrupt:
-        if sys.modules.get("ray") is None:
-            raise
+    except KeyboardInterrupt:  # during the imports
         status = 128 + signal.SIGINT
     if sys.modules.get("ray") is not None:
         end_without_finalization(status)

@@ -20,6 +20,7 @@ import pytest
 
 import chairlift
 from byte_tokenizer import write_byte_tokenizer
+from chairlift.__main__ import main as run_process
 from chairlift.cli.main import main, run_command
 from chairlift.errors import ConfigError
 from chairlift.lab.bench.workload_options import WorkloadOptions
@@ -220,6 +221,13 @@ if {has_ray}:
 sys.argv = ["chairlift", *{arguments}]
 main()
 """
+
+
+def test_ctrl_c_during_the_imports_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chairlift.__main__.run_command_line", mock.Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(SystemExit) as ended:
+        run_process()
+    assert ended.value.code == 130
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="uses a function of glibc")

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from chairlift import LLM, AsyncLLM, EngineConfig, LoRARequest, SamplingParams
+from chairlift.engine.lora_adapters import AdapterNames
 from chairlift.engine.process.process_client import ProcessClient
 from chairlift.errors import ConfigError, EngineDeadError, ModelLoadError, RequestError
 from lora_adapters import VARIANTS, merged_model, write_adapter
@@ -107,6 +108,11 @@ def test_an_adapter_that_is_loaded_again_does_not_hit_the_blocks_of_the_earlier_
         llm.unload_lora_adapter("same")
     with pytest.raises(RequestError, match="lora_name='same' is not loaded; the loaded adapters are: none"):
         llm.generate([[5, 6]], GREEDY, lora_request="same", use_tqdm=False)
+
+
+def test_an_engine_without_memory_for_adapters_names_the_option() -> None:
+    with pytest.raises(RequestError, match=r"\(0 adapters are loaded\): start the engine with a larger --max-loras"):
+        AdapterNames([], 0).check_new("sql", "./sql")
 
 
 def test_a_lora_request_loads_its_adapter_at_its_first_use(

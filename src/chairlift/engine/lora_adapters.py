@@ -73,9 +73,10 @@ class AdapterNames:
             used = f"{counted(len(self._by_name), 'adapter')} {are(len(self._by_name))} loaded"
             if self._leaving:
                 used += f", and {len(self._leaving)} {are(len(self._leaving))} in use until the last request ends"
+            unload = "unload one, or " if self._max_loras else ""
             raise RequestError(
-                f"max_loras={self._max_loras} does not allow another LoRA adapter ({used}): unload one, or start the "
-                "engine with a larger --max-loras",
+                f"max_loras={self._max_loras} does not allow another LoRA adapter ({used}): {unload}start the engine "
+                "with a larger --max-loras",
                 "lora_name",
             )
         self._last_id += 1
