@@ -145,13 +145,12 @@ static void attend_tiled_rows(const Work& work, const Operands& operands, const 
                       operands.num_parts, rows.num_rows, scores},
                      num_vectors);
   ahead.prefetch_rows(kPrefetchedRows);
-  weigh_rows<type>(work, state, tile, rows, scores, factor);
-  ahead.prefetch_rows(kPrefetchedRows);
-  alignas(64) uint16_t weights[kKeyParts][kTileRows][kTileBf16Inputs] = {};
-  for (int r = 0; r < rows.num_rows; ++r)
-    for (int v = 0; v < num_vectors; ++v)
-      store_bf16(weights[v / 2][r] + v % 2 * kLanes, load(scores + r * kKeyTile + v * kLanes));
-  ahead.prefetch_rows(kPrefetchedRows);
+  alignas(64) uint16_t weights[kKeyParts][kTileRows][kTileBf16Inputs];
+  const auto put = [&](int r, int v, F x) CHAIRLIFT_ALWAYS { store_bf16(weights[v / 2][r] + v % 2 * kLanes, x); };
+  weigh_rows<type>(work, state, tile, rows, scores, factor, exp_to_bf16, put);
+  if (num_vectors % 2)  // the last part of the inputs is read whole
+    for (int r = 0; r < rows.num_rows; ++r) put(r, num_vectors, zero());
+  ahead.prefetch_rows(2 * kPrefetchedRows);
   add_outputs<Products>(work, operands, state, tile, rows, reinterpret_cast<const uint8_t*>(weights), factor);
   ahead.prefetch_rows(kPrefetchedRows);
 }

@@ -18,7 +18,8 @@ static void attend_rows(const Work& work, const State& state, const TileWork& ti
                             {work.keys, kKeyTile}, rows.num_vectors());
   else
     score<type, kRows>(work, query, tile.tile, tile.next, scores);
-  weigh_rows<type>(work, state, tile, rows, scores, factor);
+  weigh_rows<type>(work, state, tile, rows, scores, factor, exp,
+                   [&](int r, int v, F weights) CHAIRLIFT_ALWAYS { store(scores + r * kKeyTile + v * kLanes, weights); });
 
   float* const out = state.out + rows.first_row * work.stride;
   const Product product = {scores, kKeyTile, rows.begin, rows.end, out, work.stride, factor};

@@ -6,8 +6,8 @@
 
 namespace chairlift::CHAIRLIFT_ISA::attention {
 
-// Sets the scores [kKeyTile] of one row to -inf for keys outside begin..end. Returns the largest score.
-static inline float mask_scores(float* scores, int begin, int end, int num_vectors) {
+// Sets the scores [kKeyTile] of one row to -inf for keys outside begin..end. Returns the largest scores, lane by lane.
+static inline F mask_scores(float* scores, int begin, int end, int num_vectors) {
   const F never = set1(-__builtin_inff());
   F largest = never;
   for (int v = 0; v < num_vectors; ++v) {
@@ -21,21 +21,10 @@ static inline float mask_scores(float* scores, int begin, int end, int num_vecto
     }
     largest = max(largest, x);
   }
-  return reduce_max(largest);
+  return largest;
 }
 
-// Turns scores into weights exp(score - reference), and adds them to the sums of the row, lane by lane.
-static inline void weigh(float* scores, int num_vectors, float reference, float factor, float* lane_sums) {
-  F sum = zero();
-  for (int v = 0; v < num_vectors; ++v) {
-    const F weight = exp(sub(load(scores + v * kLanes), set1(reference)));
-    store(scores + v * kLanes, weight);
-    sum = add(sum, weight);
-  }
-  store(lane_sums, fma(load(lane_sums), set1(factor), sum));
-}
-
-// The scale of an int8 key or value is the same in all dimensions, so scores and weights are scaled, not each value.
+// The scale of an int8 key or value is the same in all dimensions, so scores are scaled, not each value.
 static CHAIRLIFT_INLINE void scale_rows(float* scores, const float* scales, int num_rows, int num_vectors) {
   for (int v = 0; v < num_vectors; ++v) {
     const F scale = load(scales + v * kLanes);
@@ -80,32 +69,43 @@ static inline RowRange rows_from(const Work& work, const TileWork& tile, int fir
           within_tile(work.end_key[first + num_rows - 1] - tile.first_key)};
 }
 
-// Turns scores [rows][kKeyTile] into weights, and writes the factors [rows] of the outputs so far.
-template <KVType type>
-static CHAIRLIFT_INLINE void weigh_rows(const Work& work, const State& state, const TileWork& tile,
-                                        const RowRange& rows, float* scores, float* factor) {
+// Computes the weights e^(score - largest score) of scores [rows][kKeyTile], writes the factors [rows] of the outputs so far,
+// and adds the weights to the sums of the rows, lane by lane. Calls put(row, vector, weights), which for int8 are
+// multiplied by the scales of the values.
+template <KVType type, typename Exp, typename Put>
+static CHAIRLIFT_INLINE void weigh_rows(const Work& work, const State& state, const TileWork& tile, const RowRange& rows,
+                                        float* scores, float* factor, Exp exp_of, Put put) {
   const int num_rows = rows.num_rows, num_vectors = rows.num_vectors();
   if (type == KVType::int8) scale_rows(scores, tile.scales.key, num_rows, num_vectors);
   if (work.shape.soft_cap > 0) cap_scores(scores, work.shape.soft_cap, num_rows, num_vectors);
-  alignas(64) float largest[16], reference[16];
+  alignas(64) float reference[16];
+  for (int first = 0; first < num_rows; first += kLanes) {
+    const int n = lanes_left(first, num_rows);
+    F found[kLanes];
+    for (int r = 0; r < n; ++r) {
+      const int row = rows.first + first + r;
+      found[r] = mask_scores(scores + (first + r) * kKeyTile, within_tile(work.first_key[row] - tile.first_key),
+                             within_tile(work.end_key[row] - tile.first_key), num_vectors);
+    }
+    for (int r = n; r < kLanes; ++r) found[r] = zero();
+    float* const known = state.max + rows.first_row + first;
+    const F largest = max(reduce_each(found, [](F a, F b) { return max(a, b); }), load_n(known, n));
+    // A row that has seen no key yet keeps -inf. The reference is finite, so that its weights are 0 and not NaN.
+    const F finite = max(largest, set1(kLowest));
+    store_n(reference + first, finite, n);
+    store_n(factor + first, exp(sub(load_n(known, n), finite)), n);
+    store_n(known, largest, n);
+  }
   for (int r = 0; r < num_rows; ++r) {
-    const int row_begin = within_tile(work.first_key[rows.first + r] - tile.first_key);
-    const int row_end = within_tile(work.end_key[rows.first + r] - tile.first_key);
-    const float found = mask_scores(scores + r * kKeyTile, row_begin, row_end, num_vectors);
-    const float known = state.max[rows.first_row + r];
-    largest[r] = found > known ? found : known;
+    F sum = zero();
+    for (int v = 0; v < num_vectors; ++v) {
+      const F weight = exp_of(sub(load(scores + r * kKeyTile + v * kLanes), set1(reference[r])));
+      sum = add(sum, weight);
+      put(r, v, type == KVType::int8 ? mul(weight, load(tile.scales.value + v * kLanes)) : weight);
+    }
+    float* const lane_sums = work.lane_sums + (rows.first_row + r) * 16;
+    store(lane_sums, fma(load(lane_sums), set1(factor[r]), sum));
   }
-  // A row that has seen no key yet keeps -inf. The reference is finite, so that its weights are 0 and not NaN.
-  for (int r = 0; r < num_rows; r += kLanes) {
-    const int n = lanes_left(r, num_rows);
-    const F finite = max(load_n(largest + r, n), set1(kLowest));
-    store_n(reference + r, finite, n);
-    store_n(factor + r, exp(sub(load_n(state.max + rows.first_row + r, n), finite)), n);
-    store_n(state.max + rows.first_row + r, load_n(largest + r, n), n);
-  }
-  for (int r = 0; r < num_rows; ++r)
-    weigh(scores + r * kKeyTile, num_vectors, reference[r], factor[r], work.lane_sums + (rows.first_row + r) * 16);
-  if (type == KVType::int8) scale_rows(scores, tile.scales.value, num_rows, num_vectors);
 }
 
 // Prefetches the rows of a tile that the tile before it did not prefetch: those outside its own range of keys.

@@ -44,7 +44,7 @@ std::vector<const IsaTable*> tables() {
   const bool has_avx_vnni = has_avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 4));
   const bool has_vnni = has_avx512 && __builtin_cpu_supports("avx512vnni");
   const bool has_bf16 = has_vnni && __builtin_cpu_supports("avx512bf16");
-  static const bool has_tiles = has_vnni && can_use_tiles();
+  static const bool has_tiles = has_bf16 && can_use_tiles();
   if (has_tiles) found.push_back(&amx::table());
   if (has_bf16) found.push_back(&avx512_bf16::table());
   if (has_vnni) found.push_back(&avx512_vnni::table());

@@ -2,6 +2,7 @@
 #define CHAIRLIFT_ISA avx512_bf16
 #define CHAIRLIFT_BASE avx512_vnni::table()
 #define CHAIRLIFT_VNNI
+#define CHAIRLIFT_BF16
 #define CHAIRLIFT_SIMD "simd/avx512.h"
 #include "attention/attention_bf16.inl"
 #include "attention/attention_pairs.inl"

@@ -158,6 +158,7 @@ static inline void store_s8_n(int8_t* p, I x, int n) {
 }
 
 static inline F pow2i(F n) { return _mm256_castsi256_ps(_mm256_slli_epi32(to_int(add(n, set1(127.0f))), 23)); }
+static inline F times_pow2i(F x, F n) { return mul(x, pow2i(n)); }
 static inline F round_even(F x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
 #ifdef CHAIRLIFT_VNNI

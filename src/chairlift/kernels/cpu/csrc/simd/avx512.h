@@ -82,6 +82,9 @@ static inline F odd_bf16(I x) {
 static inline I pair_bf16(F even, F odd) {
   return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even), 16), _mm512_castps_si512(odd));
 }
+#ifdef CHAIRLIFT_BF16  // denormals become zero, as in products of bfloat16
+static inline __m256i narrow_bf16(F x) { return (__m256i)_mm512_cvtneps_pbh(x); }
+#else
 static inline __m256i narrow_bf16(F x) {
   const I bits = _mm512_castps_si512(x);
   const I odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -90,6 +93,7 @@ static inline __m256i narrow_bf16(F x) {
   const M nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_blend_epi32(nan, rounded, quiet), 16));
 }
+#endif
 static inline void store_bf16(uint16_t* p, F x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow_bf16(x));
 }
@@ -150,6 +154,7 @@ static inline void store_s8_n(int8_t* p, I x, int n) {
 
 // 2^n for integral n in [-126, 127], as the exponent field.
 static inline F pow2i(F n) { return _mm512_castsi512_ps(_mm512_slli_epi32(to_int(add(n, set1(127.0f))), 23)); }
+static inline F times_pow2i(F x, F n) { return _mm512_scalef_ps(x, n); }
 static inline F round_even(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
 #ifdef CHAIRLIFT_VNNI

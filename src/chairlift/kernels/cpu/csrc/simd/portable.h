@@ -300,6 +300,8 @@ static inline void store_s8(int8_t* p, I x) { store_s8_n(p, x, kLanes); }
 static inline F pow2i(F n) {
   return parts<F>([&](int i) { return floats_of(bits_of(__builtin_convertvector(n.v[i], IntPart) + 127) << 23); });
 }
+// x * 2^n.
+static inline F times_pow2i(F x, F n) { return mul(x, pow2i(n)); }
 static inline F round_even(F x) {
   return parts<F>([&](int i) { return round_part(x.v[i]); });
 }
