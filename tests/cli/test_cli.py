@@ -193,6 +193,12 @@ def test_a_reader_of_the_standard_output_may_end_early() -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
+def test_the_standard_output_may_be_closed() -> None:
+    closing = ["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, "version"]
+    done = subprocess.run(closing, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("command", ["generate", "chat"])
 def test_a_standard_input_that_is_not_text_is_rejected(command: str, tiny_model_dir: Callable[..., Path]) -> None:
     folder = tiny_model_dir("llama", vocab_size=400)

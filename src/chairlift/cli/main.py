@@ -82,7 +82,8 @@ def main() -> None:
     """Run the command line. Errors of the user are printed as a message with exit status 2, without a traceback."""
     try:
         run_command(sys.argv[1:])
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None if the standard output was closed before the start
+            sys.stdout.flush()
     except ChairliftError as error:
         print_error(str(error))
         raise SystemExit(2) from None

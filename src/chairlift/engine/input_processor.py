@@ -155,6 +155,7 @@ class InputProcessor:
         self.limits = limits
         self._vocab_size = config.vocab_size
         self._eos_token_ids = frozenset(config.eos_token_ids)
+        self._shorten = f"Shorten it{', or set truncate_prompt_tokens=-1' if limits.is_pooling else ''}."
         self._seed = seed
         self._num_made = 0
         text_tokenizer = None if isinstance(tokenizer, NoTokenizer) else tokenizer
@@ -270,7 +271,7 @@ class InputProcessor:
         if fewest_tokens > self.limits.max_model_len * (TRUNCATED_TEXT_FACTOR if is_truncated else 1):
             raise self.limits.context_error(
                 f"{label} is {num_bytes} bytes long, at least {fewest_tokens} tokens, "
-                f"but max_model_len={self.limits.max_model_len}. Shorten it.",
+                f"but max_model_len={self.limits.max_model_len}. {self._shorten}",
                 param,
                 fewest_tokens,
             )
@@ -389,12 +390,12 @@ class InputProcessor:
             if self.limits.is_pooling:
                 problem = (
                     f"but the model computes at most {longest} (max_model_len={self.limits.max_model_len}). "
-                    "Shorten it, or set truncate_prompt_tokens=-1."
+                    f"{self._shorten}"
                 )
             else:
                 problem = (
                     f"but at most {longest} fit with one output token (max_model_len={self.limits.max_model_len}, "
-                    f"KV pool of {self.limits.max_slots} slots). Shorten it."
+                    f"KV pool of {self.limits.max_slots} slots). {self._shorten}"
                 )
             num_tokens = len(token_ids)
             raise self.limits.context_error(f"{label} has {num_tokens} tokens, {problem}", param, num_tokens)

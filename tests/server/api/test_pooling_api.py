@@ -150,6 +150,7 @@ def test_wrong_requests(embedder: RunningServer, scorer: RunningServer) -> None:
         (embedder, "/v1/embeddings", {"input": [[1, 100000]]}, "contains a token id outside 0..299"),
         (embedder, "/v1/embeddings", {"input": [5] * 90}, "input has 90 tokens, but the model computes at most 80"),
         (embedder, "/v1/embeddings", {"input": ["a", long]}, "input[1] has"),
+        (embedder, "/v1/embeddings", {"input": "a" * 9000}, "max_model_len=80. Shorten it, or set truncate_prompt_tok"),
         (embedder, "/v1/score", {"text_1": "a", "text_2": ["b", long]}, "text_2[1] has"),
         (scorer, "/v1/rerank", {"query": "a", "documents": ["b", long]}, "documents[1] with query has"),
         (scorer, "/v1/score", {"text_1": ["a", "b"], "text_2": ["c", long]}, "text_2[1] with text_1[1] has"),
