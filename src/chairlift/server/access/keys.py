@@ -234,8 +234,10 @@ def parse_key(record: Any, where: str) -> Key:
         slo = None if found.slo is None else SLO.from_mapping(found.slo)
     except msgspec.ValidationError as error:
         known = ", ".join(_KeyRecord.__struct_fields__)
+        wrong = re.search(r"`\$\.(\w+)", str(error))
+        got = f", got {record[wrong[1]]!r:.100}" if wrong is not None and wrong[1] != "hash" else ""
         raise ConfigError(
-            f"{where}: {error}; the fields are {known}; see docs/guide/serving.md#require-api-keys"
+            f"{where}: {error}{got}; the fields are {known}; see docs/guide/serving.md#require-api-keys"
         ) from None
     except RequestError as error:
         raise ConfigError(f"{where}: {error}") from None
