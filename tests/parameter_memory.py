@@ -9,8 +9,14 @@ from typing import Any
 import torch
 
 from chairlift.kernels.attention import KVCache
+from chairlift.kernels.cpu.recurrence import NativeStates
+from chairlift.kernels.cpu.tape import RecordedLayers
 from chairlift.kernels.recurrence import RecurrentState
-from chairlift.kernels.row_buffers import StepMemory
+from chairlift.kernels.row_buffers import RowBuffers
+from chairlift.kernels.torch_plan import AttentionPlanner
+
+STEP_MEMORY = (KVCache, RecurrentState, RowBuffers, AttentionPlanner, RecordedLayers, NativeStates)
+"""The classes that hold memory of steps, and no weights."""
 
 
 def parameter_bytes(model: object) -> int:
@@ -36,7 +42,7 @@ def _objects(model: object) -> Iterator[Any]:
     to_visit = [model]
     while to_visit:
         item = to_visit.pop()
-        if id(item) in seen or isinstance(item, KVCache | RecurrentState | StepMemory):
+        if id(item) in seen or isinstance(item, STEP_MEMORY):
             continue
         seen.add(id(item))
         yield item

@@ -20,8 +20,7 @@ from benchmarks.simulated_cluster.simulated_replica import RoutedRequest, Simula
 from chairlift.cluster.autoscaling import QueueScaling
 from chairlift.cluster.replica_choice import choose_replica
 from chairlift.cluster.replica_state import ReplicaLoad, ReplicaState, RoutedPrompt
-from chairlift.cluster.shared_service import ServiceMeter
-from chairlift.cluster.usage_aggregator import SharedUsage, UsageAggregator
+from chairlift.cluster.usage_aggregator import ServiceMeter, SharedUsage, UsageAggregator
 from chairlift.config import FAIR_POLICIES
 from chairlift.engine.process.in_flight import MAX_RUNS
 from chairlift.errors import RequestError
@@ -267,7 +266,7 @@ class ClusterSimulation:
     # -- fair sharing ----------------------------------------------------------------------------------------------
 
     def _exchange_service(self, replica: SimulatedReplica, period: float) -> None:
-        """Exchange the service of tenants as `share_service` does."""
+        """Exchange the service of tenants as `exchange_periodically` does."""
         if not replica.is_alive or self._is_over:
             return
         self._at(self._now + period, self._exchange_service, replica, period)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from chairlift.cluster.shared_service import PERIOD_SECONDS
+from chairlift.cluster.usage_aggregator import SERVICE_PERIOD_SECONDS
 from chairlift.errors import ConfigError
 from chairlift.lab.sim.simulator import SimConfig
 
@@ -66,7 +66,7 @@ class ClusterConfig:
     num_routers: int = 1
     update_delay: float = 0.0
     update_loss: float = 0.0
-    service_period: float | None = PERIOD_SECONDS
+    service_period: float | None = SERVICE_PERIOD_SECONDS
     failures: Sequence[Failure] = ()
     scaling: Scaling | None = None
     seed: int = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from chairlift.clock import VirtualClock
 from chairlift.cluster.autoscaling import batch_use, predict_ttft
 from chairlift.cluster.replica_state import ReplicaLoad, ReplicaState, RoutedPrompt
-from chairlift.cluster.shared_service import ServiceMeter
+from chairlift.cluster.usage_aggregator import ServiceMeter
 from chairlift.events import Event, PrefixCacheChanged, Step
 from chairlift.lab.sim.cost_model import CostModel
 from chairlift.lab.sim.simulator import SimConfig, make_engine_core

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from chairlift.cluster.usage_aggregator import (
     SENDER_TIMEOUT_SECONDS,
+    ServiceMeter,
     SharedUsage,
     UsageAggregator,
     exchange_periodically,
@@ -123,3 +124,11 @@ def test_the_loop_clears_remote_calls_after_a_failure(caplog: pytest.LogCaptureF
     assert reports == [(reports[0][0], {"b": 1.0})] * 6
     assert caplog.text.count("less is shared, because the usage aggregator does not answer: ConnectionError") == 1
     assert caplog.text.count("less is shared") == 1
+
+
+def test_prompt_tokens_cost_one_and_output_tokens_two() -> None:
+    meter = ServiceMeter()
+    meter.add("a", 10, 1)
+    meter.add("a", 0, 4)
+    assert meter.take() == {"a": 20.0}
+    assert meter.take() == {}

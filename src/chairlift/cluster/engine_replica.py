@@ -20,7 +20,7 @@ from chairlift.cluster.replica_messages import (
     model_digest,
 )
 from chairlift.cluster.replica_state import ReplicaLoad, RoutedPrompt
-from chairlift.cluster.shared_service import ServiceMeter
+from chairlift.cluster.usage_aggregator import ServiceMeter
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.process.client import EngineClient
 from chairlift.engine.process.commands import Abort, Add, ChargeTenants

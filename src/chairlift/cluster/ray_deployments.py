@@ -29,8 +29,13 @@ from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.cluster.cluster_view import CallRoute
 from chairlift.cluster.engine_replica import EngineReplica
 from chairlift.cluster.ray_transport import RayTransport, fetch_facts
-from chairlift.cluster.shared_service import share_service
-from chairlift.cluster.usage_aggregator import SharedUsage, UsageAggregator, UsageExchange
+from chairlift.cluster.usage_aggregator import (
+    SERVICE_PERIOD_SECONDS,
+    SharedUsage,
+    UsageAggregator,
+    UsageExchange,
+    exchange_periodically,
+)
 from chairlift.config import FAIR_POLICIES, EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.process.process_client import ProcessClient
@@ -99,7 +104,14 @@ class EngineDeployment:
         if config.scheduling_policy in FAIR_POLICIES:
             context = serve.get_replica_context()
             exchange: UsageExchange[str] = aggregator_exchange(context.app_name, context.deployment)
-            self._sharing = asyncio.create_task(share_service(replica.service.take, replica.charge, exchange))
+            sharing = exchange_periodically(
+                lambda: SharedUsage(replica.service.take()),
+                lambda usage: replica.charge(usage.amounts),
+                exchange,
+                SERVICE_PERIOD_SECONDS,
+                "fair sharing counts only this replica",
+            )
+            self._sharing = asyncio.create_task(sharing)
 
     async def facts(self, config: EngineConfig) -> bytes | None:
         """The `EngineFacts` of the engine; None if its configuration is another one."""
@@ -168,17 +180,24 @@ def engine_deployment(
     deployment: Any = serve.deployment(
         EngineDeployment,
         name=name,
-        max_ongoing_requests=MAX_ONGOING_REQUESTS,
         ray_actor_options=options.actor_options(config),
         request_router_config=RequestRouterConfig.model_validate({"request_router_class": ROUTER_CLASS}),
-        graceful_shutdown_timeout_s=options.drain_timeout,
-        health_check_period_s=options.health_check_period,
-        health_check_timeout_s=options.health_check_timeout,
-        logging_config=LOGGING,
+        **_supervision(options),
         **options.scaling(),
     )
     level = logger.getEffectiveLevel() if log_level is None else log_level
     return deployment.bind(config, options.watchdog_timeout, level)
+
+
+def _supervision(options: ClusterOptions) -> dict[str, Any]:
+    """The options that all deployments have."""
+    return {
+        "max_ongoing_requests": MAX_ONGOING_REQUESTS,
+        "graceful_shutdown_timeout_s": options.drain_timeout,
+        "health_check_period_s": options.health_check_period,
+        "health_check_timeout_s": options.health_check_timeout,
+        "logging_config": LOGGING,
+    }
 
 
 @serve.ingress(None)
@@ -242,13 +261,9 @@ def bind_application(setup: ClusterSetup) -> Application:
         IngressDeployment,
         name="ingress",
         num_replicas=options.ingresses,
-        max_ongoing_requests=MAX_ONGOING_REQUESTS,
         ray_actor_options={"num_cpus": 0},
         max_surge_percent=100,  # an update starts new ingresses before it stops the old ones
-        graceful_shutdown_timeout_s=options.drain_timeout,
-        health_check_period_s=options.health_check_period,
-        health_check_timeout_s=options.health_check_timeout,
-        logging_config=LOGGING,
+        **_supervision(options),
     )
     application: Application = ingress.bind(setup, LOG_LEVEL, *engines)
     return application

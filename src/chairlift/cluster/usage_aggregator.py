@@ -17,11 +17,16 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
+from chairlift.core.queues.fair_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
+
 logger = logging.getLogger("chairlift")
 
 SENDER_TIMEOUT_SECONDS: Final = 10.0
 """The aggregator removes a sender that has not reported for this time. Its next report counts as its first, because
 amounts of a long outage, charged at once, would block tenants whose rate limits have recovered in the meantime."""
+
+SERVICE_PERIOD_SECONDS: Final = 0.25
+"""The counters of fair sharing of an engine lack what the other replicas have computed in this time."""
 
 WARNING_SECONDS: Final = 30.0
 """Shortest time between two warnings about failed exchanges."""
@@ -81,6 +86,30 @@ class UsageAggregator(Generic[K]):
                 _add(other.pending, usage.amounts)
                 _add(num_concurrent, other.num_concurrent)
         return SharedUsage(amounts, num_concurrent)
+
+
+class ServiceMeter:
+    """Measures the service that one engine gives to tenants, in the unit of `FairQueue`.
+
+    Prompt tokens count when the first output arrives, because an output has their number.
+    """
+
+    def __init__(self) -> None:
+        self._service: dict[str, float] = {}
+
+    def add(self, tenant: str, num_prompt_tokens: int, num_output_tokens: int) -> None:
+        """Add computed prompt tokens and output tokens."""
+        service = PROMPT_TOKEN_COST * num_prompt_tokens + OUTPUT_TOKEN_COST * num_output_tokens
+        self._service[tenant] = self._service.get(tenant, 0.0) + service
+
+    def total(self) -> dict[str, float]:
+        """The service by tenant since the last `take`, without resetting it."""
+        return dict(self._service)
+
+    def take(self) -> dict[str, float]:
+        """The service by tenant since the last call."""
+        service, self._service = self._service, {}
+        return service
 
 
 def _add(total: dict[K, N], more: Mapping[K, N]) -> None:

@@ -5,11 +5,7 @@ from __future__ import annotations
 import torch
 
 
-class StepMemory:
-    """The base class of what holds memory of steps, and no weights."""
-
-
-class RowBuffers(StepMemory):
+class RowBuffers:
     """One buffer of rows for each purpose, shared by all layers and steps.
 
     Attributes:

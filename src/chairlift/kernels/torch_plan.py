@@ -14,7 +14,6 @@ import torch
 
 from chairlift.kernels.attention import AttentionMetadata, AttentionShape, KVCache
 from chairlift.kernels.kernel_memory import TILE_BYTES
-from chairlift.kernels.row_buffers import StepMemory
 
 TILE_OVERHEAD_BYTES = 1 << 18
 """The amount of padding that takes as much time as the calls for one more tile."""
@@ -115,7 +114,7 @@ class QuerySpan:
         return self.end_block - self.first_block
 
 
-class AttentionPlanner(StepMemory):
+class AttentionPlanner:
     """Plans the attention of steps, and owns the scratch memory of gathers, which grows to the largest gather."""
 
     def __init__(self, shape: AttentionShape) -> None:

@@ -1,1 +1,1 @@
-"""Limits of the operating system: memory, control groups, writable files and optional packages."""
+"""Limits of the operating system: memory, control groups and writable files."""

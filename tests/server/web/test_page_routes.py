@@ -21,13 +21,13 @@ from chairlift.errors import ConfigError, OverloadedError
 from chairlift.lab.bench.policy_comparison import simulate_policy
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.access.admission import AdmissionController, CallSlot, Permit
+from chairlift.server.access.event_readers import MAX_READERS
 from chairlift.server.access.keys import ANONYMOUS, Key, KeyRing, key_record, parse_key
 from chairlift.server.http.root_path import parse_root_path
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.burst import start_burst
 from chairlift.server.web.page_bodies import BurstBody
 from chairlift.server.web.page_options import PageOptions
-from chairlift.server.web.page_routes import MAX_READERS
 from running_server import RunningServer, completion_body, run_server
 from waiting import wait_for
 

@@ -10,7 +10,7 @@ from chairlift.errors import ConfigError
 from chairlift.kernels.attention import zeroed
 from chairlift.kernels.cpu import native
 from chairlift.kernels.recurrence import GatedDelta, Recurrence, RecurrentState, ShortConvolution, StateStep
-from chairlift.kernels.row_buffers import RowBuffers, StepMemory, rows_of
+from chairlift.kernels.row_buffers import RowBuffers, rows_of
 
 if TYPE_CHECKING:
     from chairlift.kernels.cpu import _native
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CONVOLUTION_WIDTHS = range(2, 5)
 
 
-class NativeStates(StepMemory):
+class NativeStates:
     """What all recurrences of a model share: the states of the current step in the form of the extension.
 
     Attributes:

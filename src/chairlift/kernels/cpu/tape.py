@@ -18,7 +18,7 @@ from chairlift.kernels.cpu import native
 from chairlift.kernels.cpu.attention import NativeAttentionPlan
 from chairlift.kernels.cpu.recurrence import NativeStates
 from chairlift.kernels.interface import Layer, run_in_order
-from chairlift.kernels.row_buffers import RowBuffers, StepMemory
+from chairlift.kernels.row_buffers import RowBuffers
 
 if TYPE_CHECKING:
     from chairlift.kernels.cpu import _native
@@ -41,7 +41,7 @@ def record_calls(tape: _native.Tape, steps: Sequence[_native.AttentionStep] = ()
         tape.stop()
 
 
-class RecordedLayers(StepMemory):
+class RecordedLayers:
     """Runs layers one after the other, and repeats recordings where possible.
 
     Layers may call only `NativeLinear`, `NativeMixture`, `NativeResidualSum`, `NativeRecurrence`, `NativeAttention` and

@@ -14,6 +14,8 @@ from chairlift.server.access.keys import Key, KeyRing
 from chairlift.server.http.streaming import EventStream
 
 CHECK_SECONDS: Final = 0.5
+MAX_READERS: Final = 16
+"""The maximum number of open streams of one key."""
 
 
 class EventReaders:
@@ -21,18 +23,16 @@ class EventReaders:
 
     Args:
         keys: the keys of the server, which can change while it runs.
-        max_per_key: the maximum number of open streams of one key.
     """
 
-    def __init__(self, keys: KeyRing, max_per_key: int) -> None:
+    def __init__(self, keys: KeyRing) -> None:
         self._keys = keys
-        self._max_per_key = max_per_key
         self._num_open: Counter[str] = Counter()
 
     def check(self, key: Key) -> None:
         """Check that a key can open another stream. Raises HTTPException if it has the maximum number."""
-        if self._num_open[key.tenant] >= self._max_per_key:
-            raise HTTPException(429, f"this key reads {self._max_per_key} event streams, the maximum: close one")
+        if self._num_open[key.tenant] >= MAX_READERS:
+            raise HTTPException(429, f"this key reads {MAX_READERS} event streams, the maximum: close one")
 
     def open(
         self, key: Key, source: AsyncGenerator[bytes, None], on_close: Callable[[], None] = lambda: None

@@ -30,8 +30,6 @@ from chairlift.server.telemetry.engine_observer import EngineObserver
 MAX_BUFFERED_EVENTS: Final = 4096
 """Maximum number of events that are buffered for a slow reader before the oldest ones are dropped."""
 
-MAX_READERS: Final = 16
-
 
 class KVCachePlanView(BaseModel):
     """The planned size of the KV pool."""
@@ -92,7 +90,7 @@ class EngineView(BaseModel):
 def router(manager: ModelManager, keys: KeyRing) -> APIRouter:
     """The endpoints of the engines: their states and events for admin keys, and their metrics for all keys."""
     routes = APIRouter()
-    readers = EventReaders(keys, MAX_READERS)
+    readers = EventReaders(keys)
     registry = CollectorRegistry()
     registry.register(_AllMetrics(manager))
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from chairlift.errors import ConfigError
 from chairlift.options import check_options, option
-from chairlift.system.optional_packages import check_installed
 from chairlift.system.output_files import check_writable
 
 if TYPE_CHECKING:
@@ -44,8 +46,11 @@ class ObservabilityOptions:
             raise ConfigError("access_log_format=none writes no log: remove access_log")
         if self.access_log is not None:
             check_writable("access_log", self.access_log)
-        if self.otlp_traces_endpoint is not None:
-            check_installed("opentelemetry", "otel", f"otlp_traces_endpoint={self.otlp_traces_endpoint}")
+        if self.otlp_traces_endpoint is not None and find_spec("opentelemetry") is None:
+            raise ConfigError(
+                f"otlp_traces_endpoint={self.otlp_traces_endpoint} needs opentelemetry, which is not installed: "
+                f"run {shlex.quote(sys.executable)} -m pip install 'chairlift[otel]'"
+            )
 
     def listeners(self) -> list[AccessLog | CallTracer]:
         """Create the listeners of calls. The caller must close them."""

@@ -38,7 +38,6 @@ from chairlift.version import __version__
 STATIC: Final = Path(__file__).parent / "static"
 FRAME_SECONDS: Final = 0.2
 IDLE_FRAME_SECONDS: Final = 1.0
-MAX_READERS: Final = 16
 
 PAGES: Final = {"/": "index.html", "/chat": "chat.html"}
 
@@ -125,7 +124,7 @@ class PageData:
         self._manager = manager
         self._admission = admission
         self._options = options
-        self._readers = EventReaders(keys, MAX_READERS)
+        self._readers = EventReaders(keys)
         self._simulating = asyncio.Lock()
 
     async def get_page(self, request: Request, model: str | None = None) -> PageView:
