@@ -168,8 +168,8 @@ def run_any_load(data: st.DataObject) -> TrackedEngine:
     engine.to_end()
     check_waits(engine.tracker, engine.log)
     assert not engine.tracker.holders()
-    assert not engine.tracker.batch()
-    assert not engine.tracker.unfinished()
+    assert not engine.tracker.batch
+    assert not engine.tracker.unfinished
     return engine
 
 

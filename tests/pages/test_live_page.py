@@ -358,8 +358,10 @@ def test_the_browser_computes_the_same_state_as_the_server(modules_page: Page, o
     for event in engine.log.events:
         tracker.emit(event)
         if event.type == "step":
-            running = {r.request_id: [r.num_computed, r.num_output_tokens, [*r.block_ids]] for r in tracker.batch()}
-            waiting = sorted(r.request_id for r in tracker.unfinished() if r.state == "waiting")
+            running = {
+                r.request_id: [r.num_computed, r.num_output_tokens, [*r.block_ids]] for r in tracker.batch.values()
+            }
+            waiting = sorted(r.request_id for r in tracker.unfinished.values() if r.state == "waiting")
             expected.append([running, waiting])
     assert len(expected) > 10
     log = [json.loads(to_json(event)) for event in (started, *engine.log.events)]

@@ -69,7 +69,7 @@ def batch_use(tracker: RequestTracker) -> float:
 
     Siblings count one by one, because each of them takes a seat of the batch.
     """
-    started, num_unfinished = tracker.started, len(tracker.unfinished())
+    started, num_unfinished = tracker.started, len(tracker.unfinished)
     if started is None or not num_unfinished:
         return 0.0
     num_seats = started.static_batch_size or started.max_num_seqs

@@ -215,8 +215,8 @@ class EngineReplica:
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def _hello(self, feed: IngressFeed) -> ReplicaHello:
-        started = self.tracker.started
-        events = [*(() if started is None else (started,)), *(each.arrived for each in self.tracker.unfinished())]
+        started, unfinished = self.tracker.started, self.tracker.unfinished.values()
+        events = [*(() if started is None else (started,)), *(each.arrived for each in unfinished)]
         return ReplicaHello(
             ClockReading.now(),
             model_digest(self.client.engine.facts),

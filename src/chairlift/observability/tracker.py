@@ -11,7 +11,7 @@ from itertools import groupby, pairwise
 from typing import Final, NamedTuple
 
 from chairlift.config import FAIR_POLICIES
-from chairlift.events import SLOT_KINDS, EngineStarted, Event, RequestArrived, Step
+from chairlift.events import SLOT_KINDS, Event, RequestArrived, Step
 from chairlift.observability.queue_timeline import UNKNOWN, BlockHolder, QueueInterval, QueueTimeline
 from chairlift.observability.replay import SIBLING_PREFILL, Replay, ReplayReader, Rows
 from chairlift.observability.step_cost import StepCost
@@ -33,8 +33,8 @@ class _WaitRow(NamedTuple):
     interval: QueueInterval | None = None
 
 
-class RequestTracker(ReplayReader):
-    """An event sink that tracks the requests of an engine and their waits.
+class RequestTracker(Replay, ReplayReader):
+    """A replay that tracks the requests of an engine and their waits.
 
     Args:
         max_finished: maximum number of requests that are kept after they ended.
@@ -44,51 +44,31 @@ class RequestTracker(ReplayReader):
     """
 
     def __init__(self, max_finished: int = 1000) -> None:
+        super().__init__(self)
         self.cost = StepCost()
         self.timeline = QueueTimeline()
-        self._replay = Replay(self)
         self._max_finished = max_finished
         self._ended: OrderedDict[str, TrackedRequest] = OrderedDict()
 
     # -- queries -------------------------------------------------------------------------------------------------
 
-    @property
-    def started(self) -> EngineStarted | None:
-        """The configuration of the engine; None before its first event."""
-        return self._replay.started
-
-    @property
-    def last_step(self) -> Step | None:
-        """The last step; None before the first one."""
-        return self._replay.last_step
-
     def get(self, request_id: str) -> TrackedRequest | None:
         """The request with this id of the engine core; None if it is not known."""
-        return self._replay.unfinished.get(request_id) or self._ended.get(request_id)
+        return self.unfinished.get(request_id) or self._ended.get(request_id)
 
     def requests(self) -> Iterator[TrackedRequest]:
         """All known requests: first those that have ended, in the order of their ends, then the unfinished ones."""
         yield from self._ended.values()
-        yield from self._replay.unfinished.values()
-
-    def unfinished(self) -> list[TrackedRequest]:
-        """The requests that have not ended, in the order of arrival, parked siblings included."""
-        return list(self._replay.unfinished.values())
+        yield from self.unfinished.values()
 
     def waiting(self) -> list[TrackedRequest]:
         """The requests in the queue in the order of arrival, without parked siblings."""
-        return [
-            r for r in self._replay.unfinished.values() if r.state == "waiting" and r.waits[-1].queued_step is not None
-        ]
-
-    def batch(self) -> list[TrackedRequest]:
-        """The requests that held blocks after the schedule of the last step, in the order of admission."""
-        return list(self._replay.batch.values())
+        return [r for r in self.unfinished.values() if r.state == "waiting" and r.waits[-1].queued_step is not None]
 
     def counts(self) -> dict[str, int]:
         """The numbers of unfinished requests with the states "waiting" and "running"."""
-        num_running = sum(request.state == "running" for request in self._replay.unfinished.values())
-        return {"waiting": len(self._replay.unfinished) - num_running, "running": num_running}
+        num_running = sum(request.state == "running" for request in self.unfinished.values())
+        return {"waiting": len(self.unfinished) - num_running, "running": num_running}
 
     def slots(self) -> dict[str, int]:
         """The number of slots of each kind after the schedule of the last step; all are free if no request is running.
@@ -108,7 +88,7 @@ class RequestTracker(ReplayReader):
         """The running requests after the schedule of the last step, in descending order of their blocks."""
         holders = (
             BlockHolder(r.arrived, r.num_blocks, r.num_computed, max(0, r.max_output_tokens - r.num_output_tokens))
-            for r in self._replay.batch.values()
+            for r in self.batch.values()
         )
         return tuple(sorted(holders, key=lambda holder: -holder.num_blocks))
 
@@ -122,18 +102,10 @@ class RequestTracker(ReplayReader):
 
     # -- events --------------------------------------------------------------------------------------------------
 
-    def add_reader(self, reader: ReplayReader) -> None:
-        """Notify a reader of later changes, after the tracker itself."""
-        self._replay.add_reader(reader)
-
     def emit(self, event: Event) -> None:
         if isinstance(event, RequestArrived):
             self._ended.pop(event.request_id, None)
-        self._replay.emit(event)
-
-    def end(self, time: float) -> None:
-        """Record the end of the engine, whose unfinished requests are lost."""
-        self._replay.end(time)
+        super().emit(event)
 
     def on_start(self) -> None:
         for request in self._ended.values():
@@ -142,7 +114,7 @@ class RequestTracker(ReplayReader):
         self.timeline, self.cost = QueueTimeline(), StepCost()
 
     def on_end(self, request: TrackedRequest) -> None:
-        if request.request_id in self._replay.unfinished:  # a request with an id in use was rejected
+        if request.request_id in self.unfinished:  # a request with an id in use was rejected
             return
         self._ended[request.request_id] = request
         self._ended.move_to_end(request.request_id)
@@ -154,9 +126,9 @@ class RequestTracker(ReplayReader):
 
     def on_step(self, step: Step, rows: Rows) -> None:
         begins_interval = self.timeline.add_step(step)
-        self.cost.add(sum(step.num_scheduled) + sum(step.num_padding), self._replay.step_seconds)
+        self.cost.add(sum(step.num_scheduled) + sum(step.num_padding), self.step_seconds)
         for request_id in step.admitted:
-            if (request := self._replay.batch.get(request_id)) is not None:
+            if (request := self.batch.get(request_id)) is not None:
                 self._store_spans(request)
         if begins_interval:
             self.timeline.add_interval(self._queue_interval(step))
@@ -221,7 +193,7 @@ class RequestTracker(ReplayReader):
         if wait.spans is not None:
             return wait.spans
         end_step = self.timeline.next_step if wait.end_step is None else wait.end_step
-        kept = self._kept_spans(request, wait, end_step, self._end(wait, now))
+        kept = self._kept_spans(request, wait, end_step, self._end_of(wait, now))
         if wait.summed and kept and wait.summed[-1].reason == kept[0].reason:
             return [*wait.summed[:-1], wait.summed[-1].joined(kept[0]), *kept[1:]]
         return wait.summed + kept
@@ -248,7 +220,7 @@ class RequestTracker(ReplayReader):
         ]
         return [span for span in spans if span.num_steps or span.end > span.start]
 
-    def _end(self, wait: Wait, now: float | None) -> float:
+    def _end_of(self, wait: Wait, now: float | None) -> float:
         if wait.end is not None:
             return wait.end
         if now is None:

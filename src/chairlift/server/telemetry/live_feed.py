@@ -137,8 +137,8 @@ class LiveFeed:
         if started is None:
             return []
         redactor = redactor or Redactor(Viewer(), self._tracker)
-        running = (request for request in self._tracker.batch() if request.state == "running")
-        queued = (request for request in self._tracker.unfinished() if request.state == "waiting")
+        running = (request for request in self._tracker.batch.values() if request.state == "running")
+        queued = (request for request in self._tracker.unfinished.values() if request.state == "waiting")
         requests = [_request_snapshot(request, redactor) for request in (*running, *queued)]
         snapshot = {"type": "snapshot", "time": now, "step": -1 if step is None else step.step, "requests": requests}
         return [encode_event(started), _encode(snapshot)]
