@@ -380,8 +380,12 @@ class EngineConfig:
             raise ConfigError(
                 "kv_cache_memory_bytes and num_kv_blocks both set the size of the pool: remove one of them"
             )
+        if self.pacing_tokens_per_second is not None and self.kv != "paged":
+            raise ConfigError(
+                f"pacing_tokens_per_second={self.pacing_tokens_per_second:g} cannot be combined with kv={self.kv}, "
+                "which reserves memory until a request ends: set kv=paged, or remove one of them"
+            )
         self._check_swap()
-        self._check_pacing()
         self._check_lora()
         self._check_classifier()
         self.scheduler_config(2 if self.max_model_len is None else self.max_model_len)
@@ -394,14 +398,6 @@ class EngineConfig:
         if self.speculative is not None and self.speculative.model is not None:
             raise ConfigError(
                 "prefix_cache_dir cannot be combined with a draft model, whose K and V are not kept: remove one of them"
-            )
-
-    def _check_pacing(self) -> None:
-        """Check that a stream can be paused, which frees its memory."""
-        if self.pacing_tokens_per_second is not None and self.kv != "paged":
-            raise ConfigError(
-                f"pacing_tokens_per_second={self.pacing_tokens_per_second:g} cannot be combined with kv={self.kv}, "
-                "which reserves memory until a request ends: set kv=paged, or remove one of them"
             )
 
     def _check_swap(self) -> None:

@@ -84,7 +84,9 @@ def simulate(
     """Simulate a preset, measure the device for simulations, or simulate an engine under a workload."""
     _check_options(given)
     if list_presets:
-        _list_presets()
+        from chairlift.lab.presets import PRESETS, print_presets
+
+        print_presets(PRESETS.values())
     elif preset is not None:
         seed = load.seed if "workload_seed" in given else None
         num_prompts = load.num_prompts if "num_prompts" in given else None
@@ -94,12 +96,6 @@ def simulate(
     else:
         print_notice(f"Simulating requests that arrive {format_arrivals(load)}: {format_lengths(load)}")
         print_simulation(run_simulation(replace(config, model=model), load, options), as_json=as_json)
-
-
-def _list_presets() -> None:
-    from chairlift.lab.presets import PRESETS, print_presets
-
-    print_presets(PRESETS.values())
 
 
 def _run_preset(

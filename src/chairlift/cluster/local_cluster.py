@@ -66,8 +66,12 @@ class LocalCluster:
             from chairlift.cluster.ray_processes import RayProcesses
         except ImportError:
             raise ConfigError(INSTALL_HINT) from None
-        if not allow_other_users:
-            check_other_users()
+        if not allow_other_users and (users := other_users()):
+            raise ConfigError(
+                f"other users of this machine ({', '.join(users[:MAX_NAMES])}) can connect to the ports on 127.0.0.1 "
+                "that Ray opens for replicas: start the server in a container or network namespace of its own, or give "
+                "--allow-other-users to accept this (docs/scale-out.md#security)"
+            )
         if config.num_threads is None and config.device == "cpu":
             cores = CpuTopology().num_physical_cores(allowed_cpus())
             config = replace(config, num_threads=max(1, cores // options.most))
@@ -135,20 +139,6 @@ class LocalCluster:
         self.failure = failure
         logger.error("no replica can be started any more, and the server stops: %s", failure)
         self._drain()
-
-
-def check_other_users() -> None:
-    """Check that this machine has no other users.
-
-    Raises:
-        ConfigError: there are some, with their names.
-    """
-    if users := other_users():
-        raise ConfigError(
-            f"other users of this machine ({', '.join(users[:MAX_NAMES])}) can connect to the ports on 127.0.0.1 that "
-            "Ray opens for replicas: start the server in a container or network namespace of its own, or give "
-            "--allow-other-users to accept this (docs/scale-out.md#security)"
-        )
 
 
 def end_process() -> None:

@@ -67,7 +67,7 @@ class FileWeights(ABC):
     def _read_packed(self, stored: StoredName) -> PackedRows:
         """Return the matrix on the CPU with its rows in the order of the file."""
 
-    def _row_order(self, name: str, num_rows: int) -> npt.NDArray[np.int64] | None:
+    def _row_order(self, name: str) -> npt.NDArray[np.int64] | None:
         """Return the indices of the file's rows in the declared order, or None if the order is the same."""
         return self._row_orders.get(name.rpartition(".")[0])
 
@@ -91,13 +91,13 @@ class FileWeights(ABC):
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         stored = self._find(name, shape)
         tensor = self._read(stored)
-        order = self._row_order(name, shape[0])
+        order = self._row_order(name)
         tensor = (tensor if order is None else tensor[order]).reshape(shape)
         return tensor.to(device=self.device, dtype=self.dtype).contiguous()
 
     def packed(self, name: str, shape: tuple[int, int]) -> PackedRows:
         packed = self._read_packed(self._find(name, shape))
-        order = self._row_order(name, shape[0])
+        order = self._row_order(name)
         return packed if order is None else replace(packed, rows=packed.rows[order])
 
     def _find(self, name: str, shape: tuple[int, ...]) -> StoredName:

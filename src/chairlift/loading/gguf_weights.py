@@ -9,7 +9,6 @@ from typing import Final
 
 import gguf
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from chairlift.errors import ModelLoadError
@@ -42,10 +41,12 @@ class GGUFWeights(FileWeights):
         super().__init__(file.path, config, dtype, device, tuple(f"blk.{number}." for number in numbers))
         self._file = file
         self._architecture = get_architecture(config)
-        self._interleaved = interleaved_heads(config)
+        self._interleaved = interleaved_modules(config)
 
     def _places(self, name: str) -> list[StoredName]:
         found = self._architecture.gguf_name(name)
+        if found is not None and name.rpartition(".")[0] in self._interleaved:
+            found = found._replace(block="pair")
         return [] if found is None else [found]
 
     def _names(self) -> Collection[str]:
@@ -58,38 +59,35 @@ class GGUFWeights(FileWeights):
     def _read(self, stored: StoredName) -> torch.Tensor:
         shape = self._shape(stored.name)[0 if stored.expert is None else 1 :]
         values = torch.from_numpy(dequantize(self._file, stored.name, self._raw(stored)).reshape(-1, *shape[1:]))
+        values = stored.select_rows(values, self._head_dim)
         return torch.log(-values) if stored.name.endswith(DECAYS) else values
 
     def _read_packed(self, stored: StoredName) -> PackedRows:
         tensor = self._file.tensors[stored.name]
         to_floats = partial(dequantize, self._file, stored.name)
-        return PackedRows(tensor.type.name.lower(), self._raw(stored), tensor.shape[-1], to_floats)
+        rows = stored.select_rows(self._raw(stored), self._head_dim)
+        return PackedRows(tensor.type.name.lower(), rows, tensor.shape[-1], to_floats)
 
     def _raw(self, stored: StoredName) -> ByteArray:
         raw = self._file.raw(stored.name)
         if stored.expert is not None:
             num_rows = len(raw) // self._num_experts
             raw = raw[stored.expert * num_rows : (stored.expert + 1) * num_rows]
-        return stored.select_rows(raw, self._head_dim)
+        return raw
 
     def _check_format(self, file_name: str) -> None:
         _check_type(self._file, file_name)
-
-    def _row_order(self, name: str, num_rows: int) -> npt.NDArray[np.int64] | None:
-        num_heads = self._interleaved.get(name.rpartition(".")[0])
-        return super()._row_order(name, num_rows) if num_heads is None else unpermuted_rows(num_rows, num_heads)
 
     def _file_names(self) -> Iterable[str]:
         return (name for name in self._file.tensors if name not in ROPE_FACTORS and not name.startswith(self._unread))
 
 
-def interleaved_heads(config: ModelConfig) -> dict[str, int]:
-    """Return the number of heads of each query and key projection whose rows are interleaved in GGUF files."""
+def interleaved_modules(config: ModelConfig) -> frozenset[str]:
+    """Return the query and key projections in whose rows the converter to GGUF makes rotated pairs adjacent: ggml
+    rotates the pairs (2i, 2i + 1), and Hugging Face (i, i + head_dim / 2)."""
     if config.name not in get_architecture(config).gguf_interleaved:
-        return {}
-    specs = list(config.attention_specs.values())
-    queries = {spec.qkv.parts[0][0]: spec.num_heads for spec in specs}
-    return queries | {spec.qkv.parts[1][0]: spec.num_kv_heads for spec in specs}
+        return frozenset()
+    return frozenset(name for spec in config.attention_specs.values() for name, _ in spec.qkv.parts[:2])
 
 
 def dequantize(file: GGUFFile, name: str, raw: ByteArray | None = None) -> FloatArray:
@@ -140,12 +138,3 @@ def _regroup(raw: ByteArray, kind: gguf.GGMLQuantizationType) -> ByteArray:
     num_blocks = raw.size // bytes_per_block
     blocks_per_row = math.gcd(num_blocks, max(1, VALUES_PER_ROW // values_per_block))
     return raw.reshape(-1, blocks_per_row * bytes_per_block)
-
-
-def unpermuted_rows(num_rows: int, num_heads: int) -> npt.NDArray[np.int64]:
-    """Return the indices of the rows of a query or key projection, or its bias, in the order of Hugging Face.
-
-    The rotary embedding of Llama rotates the pairs (2i, 2i + 1) in ggml and (i, i + head_dim / 2) in Hugging Face. The
-    converter to GGUF reorders the rows of each head accordingly, and these indices restore the order.
-    """
-    return np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).ravel()

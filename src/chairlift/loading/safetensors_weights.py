@@ -119,7 +119,7 @@ class SafetensorsWeights(FileWeights):
         self._scale_errors[module] = found = matrix.scale_error()
         if found == math.inf:
             raise error("scales", "exceed the range of float16; use --kernels torch with the unquantized model")
-        packed, order = matrix.packed(), self._row_order(name, shape[0])
+        packed, order = matrix.packed(), self._row_order(name)
         rows = part.select_rows(packed.rows, self._head_dim)
         return replace(packed, rows=rows if order is None else rows[order])
 

@@ -231,7 +231,7 @@ class Attention:
     def __init__(self, builder: LayerBuilder, spec: AttentionSpec, norm: NormSpec | None) -> None:
         shapes = list(builder.backends)
         shape = attention_shape(spec, shapes[0].dtype, shapes[0].device, shapes[0].kv_cache_dtype)
-        self._backend = builder.backends[shape]
+        self.backend: Any = builder.backends[shape]
         self._plan = 0
         self._rotation = None if spec.rope is None else builder.ropes.index((spec.rope, spec.head_dim))
         self._qkv = builder.adapted_linear(spec.qkv, builder.norm(norm))
@@ -241,28 +241,20 @@ class Attention:
         self._row_norms = builder.query_and_key_norms(spec)
         self._sinks = builder.sinks(spec)
         self._sliding_window = spec.sliding_window
-        self._kv_cache: KVCache | None = None
+        self.kv_cache: KVCache | None = None
         self.kv_source = spec.kv_source
-
-    @property
-    def backend(self) -> Any:
-        return self._backend
-
-    @property
-    def kv_cache(self) -> KVCache | None:
-        return self._kv_cache
 
     def set_kv_cache(self, cache: KVCache | None, plan: int = 0) -> None:
         """Use this KV memory, with the plan at this index of `StepContext.plans`. None drops the earlier memory."""
-        self._kv_cache, self._plan = cache, plan
+        self.kv_cache, self._plan = cache, plan
 
     def __call__(self, x: torch.Tensor, step: StepContext, residual: torch.Tensor | None) -> torch.Tensor:
         """Compute attention, plus `residual` if there is one, which the caller gives up."""
-        assert self._kv_cache is not None, "call allocate_kv_cache first"
-        attended = self._backend.forward(
+        assert self.kv_cache is not None, "call allocate_kv_cache first"
+        attended = self.backend.forward(
             self._normalize_rows(self._qkv(x)),
             None if self._rotation is None else step.rotations[self._rotation],
-            self._kv_cache,
+            self.kv_cache,
             step.plans[self._plan],
             self._sliding_window,
             self._head_norm,

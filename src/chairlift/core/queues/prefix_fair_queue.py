@@ -67,7 +67,8 @@ class PrefixFairQueue(FairQueue):
         """The head stays the same until the queue changes, or its tenant has no deficit left."""
         if self._queues and (self._head is None or self.deficit(self._head.tenant) <= 0):
             self._refill()
-            self._head = min(islice(self._candidates(), MAX_COMPARED), key=self._preference)
+            compared = islice(self._candidates(), MAX_COMPARED)
+            self._head = min(compared, key=lambda each: (-self._num_cached_tokens(each), each.arrival_index))
         return self._head
 
     def _candidates(self) -> Iterator[Request]:
@@ -76,9 +77,6 @@ class PrefixFairQueue(FairQueue):
         for tenant in tenants:
             is_late = self._overtaken.get(tenant, 0) >= MAX_OVERTAKEN
             yield from self._queues[tenant].oldest(1 if is_late else -(-MAX_COMPARED // len(tenants)))
-
-    def _preference(self, request: Request) -> tuple[int, int]:
-        return (-self._num_cached_tokens(request), request.arrival_index)
 
     def _refill(self) -> None:
         """Give quanta to the tenants without a deficit until one of those that wait has one."""

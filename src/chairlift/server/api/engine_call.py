@@ -111,14 +111,6 @@ def _rate(tokens: int, seconds: float) -> float | None:
     return tokens / seconds if seconds > 0 else None
 
 
-def timing_headers(timings: Timings | None) -> dict[str, str]:
-    """The header `Server-Timing` with the times in milliseconds (W3C Server Timing)."""
-    if timings is None:
-        return {}
-    spans = {"queue": timings.queue, "prefill": timings.prefill, "decode": timings.decode}
-    return {"Server-Timing": ", ".join(f"{name};dur={1000 * seconds:.1f}" for name, seconds in spans.items())}
-
-
 class EngineCall(ABC, Generic[CallBody, Plans]):
     """One call of an endpoint that uses the engine, from its admission to its end.
 
@@ -303,7 +295,10 @@ class GeneratingCall(EngineCall[Fields, Plans]):
         if self.body.stream:
             return EventStream(self._stream(), on_close=self.close, ping=self.ping)
         response = await super().respond()
-        response.headers.update(timing_headers(self.timings()))
+        if (timings := self.timings()) is not None:
+            spans = {"queue": timings.queue, "prefill": timings.prefill, "decode": timings.decode}
+            parts = (f"{name};dur={1000 * seconds:.1f}" for name, seconds in spans.items())  # in milliseconds
+            response.headers["Server-Timing"] = ", ".join(parts)
         return response
 
     async def _stream(self) -> AsyncIterator[bytes]:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import httpx
 import msgspec
@@ -84,6 +84,9 @@ class _ResponseBody(msgspec.Struct):
     usage: _Usage | None = None
 
 
+Body = TypeVar("Body", _RequestBody, _ResponseBody)
+
+
 class LineProcessor:
     """Answers lines of a batch, any number of them concurrently.
 
@@ -109,8 +112,9 @@ class LineProcessor:
             )
         if isinstance(request, BatchLineError):
             return AnsweredLine(answer_line(read_custom_id(line), error=request), None)
-        response = _rejected_stream() if _is_stream(request) else await self._call(request)
-        fields = _decode_response(response.content)
+        is_stream = _decoded(request.body, _RequestBody).stream is True
+        response = _rejected_stream() if is_stream else await self._call(request)
+        fields = _decoded(response.content, _ResponseBody)
         body = BatchResponseData(response.status_code, fields.id, msgspec.Raw(_one_line(response.content)))
         usage = fields.usage or _Usage()
         return AnsweredLine(
@@ -145,24 +149,18 @@ def client_of(app: ASGIApp) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://batch", timeout=None)
 
 
-def _is_stream(request: BatchRequestInput) -> bool:
-    try:
-        return msgspec.json.decode(request.body, type=_RequestBody).stream is True
-    except DecodeError:
-        return False  # The API reports the error.
-
-
 def _rejected_stream() -> httpx.Response:
     message = "stream must not be true in a batch: leave it out"
     status, info = error_info(RequestError(message, "stream"))
     return httpx.Response(status, json=ErrorBody(error=info).model_dump())
 
 
-def _decode_response(body: bytes) -> _ResponseBody:
+def _decoded(body: bytes | msgspec.Raw, kind: type[Body]) -> Body:
+    """The known fields of a body; their defaults if it is invalid, which the API reports."""
     try:
-        return msgspec.json.decode(body, type=_ResponseBody)
+        return msgspec.json.decode(body, type=kind)
     except DecodeError:
-        return _ResponseBody()
+        return kind()
 
 
 def _one_line(body: bytes) -> bytes:

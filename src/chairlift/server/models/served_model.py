@@ -205,10 +205,6 @@ class ServedModel(VisibleEngine):
         """Number of prompts in its engine."""
         return 0 if self.service is None else self.service.llm.num_unfinished
 
-    def failure_text(self, key: Key) -> str | None:
-        """Why it could not be loaded, for the reader with this key."""
-        return None if self.failure is None else self.failure.texts[not key.is_admin]
-
     def status(self) -> EngineStatus:
         """The state of its engine, which is "unloaded" if there is none."""
         if self.service is not None:

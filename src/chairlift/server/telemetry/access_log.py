@@ -38,7 +38,7 @@ class AccessLog:
     """
 
     def __init__(self, log_format: str, path: Path | None = None) -> None:
-        self._format = {"text": _text, "json": _json}[log_format]
+        self._is_json = log_format == "json"
         self._name = "standard error" if path is None else f"access_log={path}"
         self._is_partial = False  # The last line was written in part.
         self.num_lost = 0
@@ -50,7 +50,8 @@ class AccessLog:
             raise unwritable_file_error("access_log", path, error) from None
 
     def __call__(self, record: CallRecord) -> None:
-        self.write(self._format(access_fields(record)))
+        fields = access_fields(record)
+        self.write(json.dumps(fields, separators=(",", ":")) if self._is_json else _text(fields))
 
     def write(self, line: str) -> None:
         """Append a line and a newline, unless it is closed. Errors of the file are logged, not raised."""
@@ -122,10 +123,6 @@ def _sequence_fields(record: CallRecord) -> dict[str, Any]:
         or (None if first.finished is None else first.finished.finish_reason),
         "replica": ",".join(dict.fromkeys(each.observer.replica_id or "" for each in record.sequences)),
     }
-
-
-def _json(fields: dict[str, Any]) -> str:
-    return json.dumps(fields, separators=(",", ":"))
 
 
 def _text(fields: dict[str, Any]) -> str:
