@@ -36,6 +36,6 @@ def test_six_files_have_at_most_1100_lines() -> None:
 
 
 def test_only_batches_write_the_progress_of_a_request() -> None:
-    rows_of_the_device = {"worker/request_rows.py", "worker/draft_model.py", "worker/draft_head.py"}
+    rows_of_the_device = {"worker/request_rows.py", "worker/draft_model.py"}
     batches = {"core/continuous_batching.py", "core/beam_scheduler.py"}
     assert set(writers("num_computed_tokens")) == batches | rows_of_the_device

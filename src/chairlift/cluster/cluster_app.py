@@ -50,11 +50,10 @@ async def share_usage(admission: AdmissionController, exchange: UsageExchange[tu
 
     While the exchange fails, the limits are those of this ingress, and a warning is logged.
     """
-
-    def take() -> SharedUsage[tuple[str, str]]:
-        return SharedUsage(admission.take_usage(), admission.num_concurrent())
-
-    def charge(usage: SharedUsage[tuple[str, str]]) -> None:
-        admission.charge_remote_usage(usage.amounts, usage.num_concurrent)
-
-    await exchange_periodically(take, charge, exchange, PERIOD_SECONDS, "the limits of keys count only this ingress")
+    await exchange_periodically(
+        lambda: SharedUsage(admission.take_usage(), admission.num_concurrent()),
+        lambda usage: admission.charge_remote_usage(usage.amounts, usage.num_concurrent),
+        exchange,
+        PERIOD_SECONDS,
+        "the limits of keys count only this ingress",
+    )

@@ -15,12 +15,11 @@ from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, run_
 from chairlift.kernels.kernel_set import get_kernels
 from chairlift.kernels.lora import LoraAdapters
 from chairlift.kernels.recurrence import RecurrentState, StateStep
+from chairlift.kernels.row_buffers import RowBuffers
 from chairlift.kernels.weights import Weights
-from chairlift.models.declaration.model_config import ModelConfig
+from chairlift.models.declaration.model_config import ModelConfig, PerLayerInputsSpec, PredictorSpec
 from chairlift.models.kv_layout import KVLayout
 from chairlift.models.layers import Attention, DecoderLayer, LayerBuilder, attention_shape
-from chairlift.models.per_layer_inputs import PerLayerInputs
-from chairlift.models.predictor import Predictor
 from chairlift.models.registry import get_architecture
 from chairlift.models.rotary import RotaryTable
 from chairlift.models.torch_operations import fallback_note, torch_operations
@@ -37,6 +36,70 @@ class StepPlan(NamedTuple):
 
     attention: tuple[Any, ...]
     states: StateStep | None = None
+
+
+class PerLayerInputs:
+    """multiplier * (norm(projection(embedding)) + table_multiplier * table[token]) for each layer, as in Gemma 3n.
+
+    Args:
+        num_layers: the number of layers of the model.
+    """
+
+    def __init__(self, builder: LayerBuilder, spec: PerLayerInputsSpec, num_layers: int) -> None:
+        self._table = builder.embedding(spec.table)
+        self._projection = builder.linear(spec.projection)
+        self._norm = builder.norm_of_rows(spec.norm)
+        self._spec = spec
+        self._num_layers = num_layers
+        shape = next(iter(builder.backends))
+        self._buffers = RowBuffers(shape.dtype, shape.device)
+
+    def __call__(self, token_ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        """Compute the inputs of the tokens of a step.
+
+        Args:
+            token_ids: int64 [T].
+            embedded: [T, hidden_size], the input of the first layer.
+
+        Returns:
+            `StepContext.per_layer_inputs`, valid until the next call. With the same number of tokens as in the call
+            before it is in the same memory.
+        """
+        spec, num_tokens = self._spec, len(token_ids)
+        rows = self._buffers.rows(("per-layer inputs", (self._num_layers + 1) * spec.size), num_tokens)
+        inputs = rows.view(num_tokens, -1, spec.size)
+        projected = self._norm(self._projection(embedded).view(-1, spec.size), None)
+        looked_up = self._table(token_ids).view(num_tokens, -1, spec.size)
+        found = projected.view_as(looked_up).add_(looked_up, alpha=spec.table_multiplier)
+        torch.mul(found, spec.multiplier, out=inputs[:, 1:])
+        return inputs
+
+
+class Predictor:
+    """The layer that predicts the token after the next one, for draft tokens.
+
+    It computes norm(layer(projection([embedding_norm(embedding), hidden_norm(hidden)]))), see `PredictorSpec`.
+
+    Args:
+        head: the product with the matrix of the model's head, without a norm.
+        index: the index of the layer.
+    """
+
+    def __init__(self, builder: LayerBuilder, spec: PredictorSpec, head: LinearKernel, index: int) -> None:
+        self._embedding_norm = builder.norm_of_rows(spec.embedding_norm)
+        self._hidden_norm = builder.norm_of_rows(spec.hidden_norm)
+        self._projection = builder.linear(spec.projection)
+        self.layer = DecoderLayer(builder, spec.layer, index)
+        self._norm = builder.norm_of_rows(spec.norm)
+        self.head = head
+
+    def __call__(self, embedding: torch.Tensor, hidden: torch.Tensor, step: StepContext) -> torch.Tensor:
+        """Compute the hidden states of predicted tokens, [T, hidden_size], and write K and V of the layer.
+
+        The next call may overwrite the result. The values of the arguments are lost.
+        """
+        rows = self._embedding_norm(embedding, None), self._hidden_norm(hidden, None)
+        return self._norm(self.layer(self._projection(torch.cat(rows, dim=1)), step), None)
 
 
 class DecoderModel:

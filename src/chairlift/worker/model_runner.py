@@ -16,8 +16,7 @@ from chairlift.kernels.sampling import SamplingKernels
 from chairlift.models.decoder import DecoderModel
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from chairlift.worker.block_copier import BlockCopier
-from chairlift.worker.draft_head import DraftHead
-from chairlift.worker.draft_model import DraftModel
+from chairlift.worker.draft_model import DraftHead, DraftModel
 from chairlift.worker.encoder_runner import pooled_rows
 from chairlift.worker.input_batch import InputBatch, gather_input_batch
 from chairlift.worker.memory import PROMPT_LOGPROB_ROWS

@@ -74,7 +74,8 @@ class AddedTokenGuard:
         expected = self._template_tokens(text)
         if expected is not None:
             ids: list[int] = self._backend.encode(unmarked(text), add_special_tokens=False).ids
-            if self._guarded_ids(ids) == expected:
+            # Other text produces the unknown token as well.
+            if [i for i in ids if i in self._spellings and i != self._unknown_id] == expected:
                 return self._add_frame(ids) if add_special_tokens else ids
         ids = self.encode_with_aliases(text)
         return self._add_frame(ids) if add_special_tokens else ids
@@ -110,10 +111,6 @@ class AddedTokenGuard:
                 end = stop
             match = self._pattern.search(plain, start + 1)
         return [i for i in found if i != self._unknown_id]
-
-    def _guarded_ids(self, ids: list[int]) -> list[int]:
-        """Return the guarded ids, without the unknown token, which other text produces as well."""
-        return [i for i in ids if i in self._spellings and i != self._unknown_id]
 
     def _with_aliases(self, text: MarkedText) -> str:
         """Replace each added token of the template text with its alias."""

@@ -274,7 +274,8 @@ class BatchOutput:
                 end, start = file.tell(), file.readline(START_BYTES)
                 if number > 1 and not start.strip(b"\0"):  # A file system leaves zeros after a power failure.
                     return end
-                if not _may_be_result(start):
+                # The lines of another file may be too long to be read into memory.
+                if not (start == b"\n" or start.startswith(RESULT_START) or RESULT_START.startswith(start)):
                     raise self._unknown_result_error(number, "not a result of a batch")
                 line = start if start.endswith(b"\n") else start + file.readline()
                 if not line.endswith(b"\n"):
@@ -301,8 +302,3 @@ class BatchOutput:
             f"{self.path}, line {number}: {problem}. A batch can only be resumed with its own output: select another "
             "output with -o, remove this line to answer its request again, or remove the file to start again"
         )
-
-
-def _may_be_result(start: bytes) -> bool:
-    """Whether a line starts like a result. The lines of another file may be too long to be read into memory."""
-    return start == b"\n" or start.startswith(RESULT_START) or RESULT_START.startswith(start)
