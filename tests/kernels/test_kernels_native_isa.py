@@ -48,7 +48,9 @@ def test_sets_that_change_another_one_keep_its_loops() -> None:
         for name in ("isa_vnni.inl", "isa_avx512_bf16.cpp", "isa_tiles.inl")
     }
     assert changed["isa_vnni.inl"] == {"name", "linear", "ceilings"}
-    with_tiles = {"name", "linear", "attention.attend", "ceilings"}
+    with_tiles = {"name", "linear", "attention.prepare", "attention.attend", "ceilings"}
     assert changed["isa_avx512_bf16.cpp"] == changed["isa_tiles.inl"] == with_tiles
     attention = (folder.parent / "attention" / "attention_bf16.inl").read_text()
-    assert re.search(r"KVType::f32\)\s*return CHAIRLIFT_BASE\.attention\.attend\(", attention), "float32 has no tiles"
+    for name in ("prepare", "attend"):
+        of_base = rf"KVType::f32\)\s*return CHAIRLIFT_BASE\.attention\.{name}\("
+        assert re.search(of_base, attention), "float32 has no tiles"

@@ -31,6 +31,7 @@ SOURCE = """
 #define CHAIRLIFT_ISA_NAME "avx512-bf16"
 #define CHAIRLIFT_BASE avx512_vnni::table()
 #define CHAIRLIFT_VNNI
+#define CHAIRLIFT_BF16
 #define CHAIRLIFT_SIMD "simd/avx512.h"
 #include "{}"
 """

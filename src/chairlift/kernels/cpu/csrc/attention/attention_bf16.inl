@@ -170,6 +170,13 @@ static void attend_all_tiled(const Work& work, const Operands& operands, const S
   });
 }
 
+// Writes K and V of prompts with the functions that write those of decoded tokens, so that they have the same bits.
+static void prepare_tiled(const AttentionShape& shape, const PagedKV& kv, const TokenRows& tokens, int64_t first_token,
+                          int64_t end_token) {
+  if (shape.kv_type == KVType::f32) return CHAIRLIFT_BASE.attention.prepare(shape, kv, tokens, first_token, end_token);
+  prepare(shape, kv, tokens, first_token, end_token);
+}
+
 template <typename Products>
 static void attend_tiled(const AttentionShape& shape, const PagedKV& kv, const TokenRows& tokens,
                          const SplitRange& splits, const SplitRange* next, void* scratch) {

@@ -24,7 +24,7 @@ static inline F mask_scores(float* scores, int begin, int end, int num_vectors) 
   return largest;
 }
 
-// The scale of an int8 key or value is the same in all dimensions, so scores are scaled, not each value.
+// The scale of an int8 key is the same in all dimensions, so its scores are scaled, not its values.
 static CHAIRLIFT_INLINE void scale_rows(float* scores, const float* scales, int num_rows, int num_vectors) {
   for (int v = 0; v < num_vectors; ++v) {
     const F scale = load(scales + v * kLanes);
@@ -69,8 +69,8 @@ static inline RowRange rows_from(const Work& work, const TileWork& tile, int fir
           within_tile(work.end_key[first + num_rows - 1] - tile.first_key)};
 }
 
-// Computes the weights e^(score - largest score) of scores [rows][kKeyTile], writes the factors [rows] of the outputs so far,
-// and adds the weights to the sums of the rows, lane by lane. Calls put(row, vector, weights), which for int8 are
+// Scales and masks the scores [rows][kKeyTile], writes the factors [rows] of the outputs so far, and adds the weights
+// exp_of(score - largest score) to the sums of the rows, lane by lane. Calls put(row, vector, weights), which for int8 are
 // multiplied by the scales of the values.
 template <KVType type, typename Exp, typename Put>
 static CHAIRLIFT_INLINE void weigh_rows(const Work& work, const State& state, const TileWork& tile, const RowRange& rows,

@@ -90,9 +90,9 @@ struct Linear::Activations {
                              reinterpret_cast<int32_t*>(scale + scales_bytes),
                              scale + 2 * scales_bytes,
                              halves_bytes ? reinterpret_cast<int32_t*>(scale + 3 * scales_bytes) : nullptr,
-                             outliers,
-                             outliers + 16,
-                             outliers + 16 + max_outliers,
+                             has_row_scale ? nullptr : outliers,
+                             has_row_scale ? nullptr : outliers + 16,
+                             has_row_scale ? nullptr : outliers + 16 + max_outliers,
                              row_outliers(index * kernel.block_rows)};
     if (!has_channels()) return block;
     block.num_outliers = &channels()->count;
@@ -235,10 +235,10 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t f
   if (!call.has_prologue) args.kind = Prologue::none;
   const PrepareScratch scratch(memory, padded);
   const bool is_partial = first + kRowsAtOnce > call.rows;
-  if (is_partial && call.rows > kRowsAtOnce && kernel.layout == ActivationLayout::bytes) {
-    // Products of unpacked weights compute whole blocks, so the missing rows must have values too.
+  if (is_partial && call.rows > kRowsAtOnce && kernel.layout == ActivationLayout::bytes && !activations.has_row_scale) {
+    // Products of unpacked grouped weights compute whole blocks, so the missing rows must have values too.
     const int64_t scale_bytes = 3 * activations.scales_bytes + activations.halves_bytes;
-    if (!activations.has_row_scale) std::memset(const_cast<float*>(to.scale), 0, static_cast<size_t>(scale_bytes));
+    std::memset(const_cast<float*>(to.scale), 0, static_cast<size_t>(scale_bytes));
     std::memset(scratch.steps, 0, static_cast<size_t>(kRowsAtOnce * padded));
   }
   const auto quantize = activations.has_row_scale ? tiles.quantize_row : tiles.quantize_groups;
@@ -275,7 +275,7 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t f
   if (!activations.has_row_scale) merge_outliers(call, activations, first / kernel.block_rows, memory);
 }
 
-// Merges the outliers of the rows of a block, after all of them have been prepared.
+// Merges the outliers of the rows of a block in front of grouped weights, after all of them have been prepared.
 void Linear::merge_outliers(const Call& call, const Activations& activations, int64_t block, uint8_t* memory) const {
   const int64_t block_rows = activations.kernel.block_rows, first = block * block_rows;
   const int64_t last = std::min(first + block_rows, call.rows), num_words = divide_up(activations.padded_inputs, 64);

@@ -99,8 +99,8 @@ static void set_tiled_kernel(LinearTiles& tiles) {
 
 template <int... kFormats>
 static void set_tiled_kernels(LinearTiles& tiles, std::integer_sequence<int, kFormats...>) {
+  for (ProductKernel& kernel : tiles.of_many_rows) kernel = {};  // those of the base would be preferred to tiles
   (set_tiled_kernel<static_cast<WeightFormat>(kFormats)>(tiles), ...);
-  tiles.of_many_rows[static_cast<int>(WeightFormat::int8)] = {};
   tiles.products[static_cast<int>(WeightFormat::int8)] = tiled_kernel(ActivationLayout::byte_tiles, multiply_tiled_int8);
   tiles.products[static_cast<int>(WeightFormat::bf16)] = tiled_kernel(ActivationLayout::bf16_tiles, multiply_tiled_bf16);
 }

@@ -171,7 +171,7 @@ struct ProductKernel {
   void (*multiply_unpacked)(const StripeTask& task) = nullptr;
   // The blocks of rows of a task, at most: kMaxBlocks or fewer, which share the weights in the caches.
   int max_blocks = 1;
-  // How many do, if the values of a block have so many bytes; null if tasks have one block.
+  // The number of blocks of a tile, by the bytes of the values of a block. Null: as many as fit kActivationBytes.
   int64_t (*row_blocks)(int64_t block_bytes) = nullptr;
   // Called by each thread before the first task and after the last one of a job, or null.
   void (*begin)() = nullptr;
@@ -192,7 +192,8 @@ struct LinearTiles {
   // Quantizes y [padded_inputs] to one byte of `steps` per input, with scales for groups or one for the row.
   void (*quantize_groups)(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target);
   void (*quantize_row)(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target);
-  // Copies the steps of four rows of a block, padded_inputs apart, to its values in the layout `bytes`, from the first row on.
+  // Copies the steps of four rows of a block, padded_inputs apart, to `values`, the place of the first of
+  // these rows in the layout `bytes`.
   void (*interleave_steps)(const int8_t* steps, int64_t padded_inputs, int block_rows, int8_t* values);
   // Products with the same bits for calls with many rows, or kernels without functions.
   ProductKernel of_many_rows[kNumWeightFormats] = {};

@@ -1,4 +1,4 @@
-// Compiled for instruction sets with AVX-512: products with blocks of eight rows and three stripes, whose sums fill the
+// Used by instruction sets with AVX-512: products with blocks of eight rows and three stripes, whose sums fill the
 // registers.
 //
 // Up to kMaxBlocks blocks share the weights of some inputs in the second-level cache. Their sums are kept in memory
@@ -19,7 +19,7 @@ constexpr int64_t kStripeWordBytes = kStripe * kWordBytes;
 // The parts of equal size whose weights fill a quarter of the second-level cache. block_bytes: of the inputs of a block.
 static inline int64_t num_wide_parts(int64_t block_bytes) {
   const int64_t weight_bytes = block_bytes / kWideRows * kTileStripes * kStripe, most = cache_sizes().second / 4;
-  return (weight_bytes + most - 1) / most;
+  return most > 0 ? (weight_bytes + most - 1) / most : 1;
 }
 
 template <typename Product, int kStripes>
@@ -103,7 +103,6 @@ static ProductKernel wide_kernel(ActivationLayout layout) {
   return kernel;
 }
 
-#ifdef CHAIRLIFT_VNNI
 struct WideInt8 {
   using Sum = I;
   static constexpr int kWordInputs = 4;
@@ -124,6 +123,5 @@ struct WideInt8 {
     }
   }
 };
-#endif
 
 }  // namespace chairlift::CHAIRLIFT_ISA

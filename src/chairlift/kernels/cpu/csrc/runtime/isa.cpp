@@ -15,7 +15,7 @@ namespace {
 
 #if defined(CHAIRLIFT_X86)
 
-// Whether the CPU has tiles with int8 and bfloat16 products, and the kernel lets this process use them. The kernel saves
+// Whether the CPU has tiles with int8 and bfloat16 products (and then AVX-512 BF16), and the kernel lets this process use them. The kernel saves
 // the 8 KiB of tile data only for processes that request it (Documentation/arch/x86/xstate.rst in Linux).
 bool can_use_tiles() {
   constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25, kAll = kBf16 | kTile | kInt8;

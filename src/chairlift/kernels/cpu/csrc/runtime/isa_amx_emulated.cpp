@@ -1,5 +1,5 @@
 // Tiles in plain loops between vectors of plain C++ with the lanes of AVX-512, and all other functions of AVX2. The products
-// have the bits of `amx`; norms add the lanes of AVX2.
+// have the bits of `amx`; norms of hidden states add the lanes of AVX2.
 #define CHAIRLIFT_ISA amx_emulated
 #define CHAIRLIFT_ISA_NAME "amx-emulated"
 #define CHAIRLIFT_BASE avx2::kTable

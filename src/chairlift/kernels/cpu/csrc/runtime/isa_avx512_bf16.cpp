@@ -18,6 +18,7 @@ const IsaTable& table() {
     ProductKernel& kernel = changed.linear.products[static_cast<int>(WeightFormat::bf16)];
     kernel = wide_kernel<WidePairs>(ActivationLayout::bf16_pairs);
     kernel.interleave = interleave_pairs;
+    changed.attention.prepare = attention::prepare_tiled;
     changed.attention.attend = attention::attend_tiled<attention::PairInstructions>;
     changed.ceilings.products[5] = {"dot_bf16", kChains * kLanes * 4, dot_bf16_rounds};
     return changed;

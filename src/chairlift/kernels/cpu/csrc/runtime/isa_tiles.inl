@@ -36,6 +36,7 @@ static int32_t tile_rounds(int64_t rounds) {
 static IsaTable with_tiles(IsaTable table) {
   table.name = CHAIRLIFT_ISA_NAME;
   set_tiled_kernels(table.linear, std::make_integer_sequence<int, kNumWeightFormats>());
+  table.attention.prepare = attention::prepare_tiled;
   table.attention.attend = attention::attend_tiled<attention::TileRegisters>;
 #ifndef CHAIRLIFT_EMULATED_TILES
   constexpr int64_t kTile = 4 * 16 * 16 * 64 * 2 / kTilePeriod;

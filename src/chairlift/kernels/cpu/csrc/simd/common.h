@@ -22,8 +22,8 @@ static inline F exp(F x) {
   return select(less(x, lowest), zero(), times_pow2i(p, n));
 }
 
-// The same for x <= 0 that is rounded to bfloat16 afterwards, with a relative error below 1e-5. e^0 is 1. 2^n * p(r) with r in
-// [-1/2, 1/2] and p a minimax polynomial of degree 4 for 2^r.
+// e^x for x <= 0, for results that are rounded to bfloat16: a relative error below 1e-5, 1 at 0, and 0 below -87.3. 2^n * p(r)
+// with r in [-1/2, 1/2] and p a minimax polynomial of degree 4 for 2^r.
 static inline F exp_to_bf16(F x) {
   const F lowest = set1(-87.3f);
   const F power = mul(max(x, lowest), set1(1.44269504088896341f)), n = round_even(power), r = sub(power, n);

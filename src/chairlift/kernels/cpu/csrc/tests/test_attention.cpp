@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <numeric>
@@ -8,6 +9,10 @@
 #include "runtime/isa.h"
 #include "runtime/pool.h"
 #include "tests/check.h"
+
+#define CHAIRLIFT_ISA portable_vectors
+#define CHAIRLIFT_SIMD "simd/portable.h"
+#include "simd/simd.h"
 
 namespace chairlift::test {
 namespace {
@@ -280,6 +285,21 @@ void check_case(const Case& c, Random& random) {
   }
 }
 
+// The exponential of weights that are rounded to bfloat16.
+void check_exponential() {
+  subject() = "exponential";
+  namespace vectors = portable_vectors;
+  const auto exp_of = [](float x) {
+    float lanes[vectors::kLanes];
+    vectors::store(lanes, vectors::exp_to_bf16(vectors::set1(x)));
+    return static_cast<double>(lanes[0]);
+  };
+  for (float x = -87.25f; x < 0; x += 0.0078125f) CHECK(std::fabs(exp_of(x) / std::exp(static_cast<double>(x)) - 1) < 1e-5);
+  CHECK(exp_of(0.0f) == 1);
+  CHECK(exp_of(-88.0f) == 0);
+  CHECK(exp_of(-std::numeric_limits<float>::infinity()) == 0);
+}
+
 // Checks that rows before their sequence see no key, and that slot -1 writes nothing.
 void check_padding() {
   subject() = "padding";
@@ -299,6 +319,7 @@ void check_padding() {
 }  // namespace
 
 void test_attention() {
+  check_exponential();
   check_padding();
   Random random(2);
   const std::vector<std::pair<int, int>> heads = {{1, 1}, {3, 1}, {4, 2}, {9, 3}};

@@ -220,7 +220,7 @@ void check_case(const Case& c, Random& random) {
 }
 
 void check_products(Random& random) {
-  const std::vector<int64_t> rows = {1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 43};
+  const std::vector<int64_t> rows = {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 43};
   const std::vector<int64_t> inputs = {1, 7, 31, 32, 33, 64, 100, 200, 300, 2100};
   const std::vector<int64_t> outputs = {1, 7, 15, 16, 17, 33, 70, 130};
   for (int i = 0; i < kNumWeightFormats; ++i) {
@@ -285,8 +285,10 @@ void check_many_rows(Random& random) {
   for (const CacheSizes caches : {CacheSizes{4 << 10, 64 << 10}, CacheSizes{24 << 10, 256 << 10}, CacheSizes{48 << 10, 2 << 20}}) {
     set_cache_sizes(caches);
     for (const WeightFormat format : {WeightFormat::int8, WeightFormat::bf16, WeightFormat::q4_0, WeightFormat::q6_k})
-      for (const int64_t num_rows : {97, 150})
-        check_case({format, Prologue::rms_norm, num_rows, 256 * (1 + random.below(3)), 40, true, false}, random);
+      for (const int64_t num_rows : {20, 23, 97, 150})
+        check_case({format, Prologue::rms_norm, num_rows, random.among<int64_t>({256, 512, is_grouped(format) ? 768 : 736}), 70, true,
+                    random.below(2) == 1},
+                   random);
   }
   set_cache_sizes({});
 }
