@@ -52,10 +52,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-    return F.layer_norm(x, weight.shape, weight, bias, eps)
-
-
 def activate_and_multiply(gate_up: torch.Tensor, of_gate: RowKernel, of_up: RowKernel | None) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return of_gate(gate).mul_(up if of_up is None else of_up(up))
@@ -68,11 +64,12 @@ def make_prologue(prologue: Prologue) -> RowKernel:
         if not is_gated:
             return activation.function
         return partial(activate_and_multiply, of_gate=activation.function, of_up=activation.of_up)
-    assert prologue.weight is not None, "norms have a weight"
+    weight, bias, eps = prologue.weight, prologue.bias, prologue.eps
+    assert weight is not None, "norms have a weight"
     if prologue.kind == "rms_norm":
-        return partial(rms_norm, weight=prologue.weight, eps=prologue.eps)
-    assert prologue.bias is not None, "LayerNorm has a bias"
-    return partial(layer_norm, weight=prologue.weight, bias=prologue.bias, eps=prologue.eps)
+        return partial(rms_norm, weight=weight, eps=eps)
+    assert bias is not None, "LayerNorm has a bias"
+    return partial(F.layer_norm, normalized_shape=weight.shape, weight=weight, bias=bias, eps=eps)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:

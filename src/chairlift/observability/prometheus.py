@@ -160,7 +160,7 @@ class PrometheusMetrics(ReplayReader, Collector):
             (name, labels, float(value)) for name, values in self._counters.items() for labels, value in values.items()
         ]
         histograms = {name: histogram.totals() for name, histogram in self._histograms.items()}
-        unfinished = [each for each in self._tracker.requests() if each.state in ("running", "waiting")]
+        unfinished = self._tracker.unfinished.values()
         admitted = [each.request_id for each in unfinished if each.first_scheduled is not None]
         last_tokens = self._tokens_elsewhere | {
             each.request_id: each.last_token for each in unfinished if each.last_token is not None
@@ -205,13 +205,8 @@ class PrometheusMetrics(ReplayReader, Collector):
             self._count("chairlift:kv_slot_seconds", seconds * getattr(step, kind), kind)
         self._histograms["vllm:iteration_tokens_total"].add(sum(step.num_scheduled) + sum(step.num_padding))
         self._count_admitted_prompts(step)
-        if self._is_streamed:
+        if not self._tracker.is_static:
             self._record_tokens(step, rows)
-
-    @property
-    def _is_streamed(self) -> bool:
-        started = self._tracker.started
-        return started is None or started.batching != "static"
 
     def _count_admitted_prompts(self, step: Step) -> None:
         """Count the prompt tokens of the requests that were admitted for the first time."""
@@ -292,7 +287,7 @@ class PrometheusMetrics(ReplayReader, Collector):
             return
         add["vllm:request_prefill_time_seconds"].add(first - scheduled)
         add["vllm:request_decode_time_seconds"].add(event.time - first)
-        if not self._is_streamed:
+        if self._tracker.is_static:
             add["vllm:time_to_first_token_seconds"].add(first - event.arrival_time)
         elif (tpot := request.tpot) is not None:
             add["vllm:request_time_per_output_token_seconds"].add(tpot)
