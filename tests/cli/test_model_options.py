@@ -123,6 +123,10 @@ def test_a_path_with_spaces_in_the_environment_is_one_model(served: dict[str, An
         (["a", "--keep-alive", "inf"], "keep_alive must be a number of seconds, or -1 for no limit, got inf"),
         (["--models", '{"a": {}, "b": {"aliases": ["a"]}}'], "two models have the name 'a': a and b"),
         (["a", "b", "--lora-modules", "b=./sql"], "two models or LoRA adapters have the name 'b': ./sql and b"),
+        (
+            ["--models", '{"a": {"lora-modules": ["b=./sql"]}, "b": {}}'],
+            "two models or LoRA adapters have the name 'b': ./sql and b",
+        ),
         (["a", "b", "--lora-modules", "sql=./sql"], "LoRA adapters have the name 'sql': ./sql and ./sql; give"),
         (["x/one", "y/two", "--event-log", "log"], "event_log is one file, and there are 2 models"),
         (["--models-memory-bytes", "lots"], "models_memory_bytes must be a positive amount"),

@@ -105,6 +105,11 @@ def test_values_that_switch_a_field_off_are_neutral(neutral: dict[str, Any]) -> 
     assert read("SmolLM2-135M", **neutral) == read("SmolLM2-135M")
 
 
+def test_fields_that_a_file_of_ernie_lacks_have_the_defaults_of_transformers() -> None:
+    name = "ERNIE-4.5-0.3B-PT"
+    assert read(name, num_key_value_heads=None, rms_norm_eps=None, head_dim=None) == read(name)
+
+
 def ropes(config: ModelConfig) -> set[RopeConfig | None]:
     return {layer.attention.rope for layer in config.layers}
 

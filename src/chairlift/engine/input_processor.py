@@ -261,7 +261,7 @@ class InputProcessor:
 
     def _check_text(self, text: str, label: str, params: SamplingParams | None) -> None:
         """Reject text that is not valid Unicode, or that is too long even if every token were the longest one."""
-        param = _field(label)
+        param = _field_of_label(label)
         try:
             num_bytes = len(text.encode())
         except UnicodeEncodeError as error:
@@ -376,7 +376,7 @@ class InputProcessor:
             raise RequestError("stop requires a tokenizer, which this engine lacks: use stop_token_ids", "stop")
 
     def _checked(self, token_ids: list[int], label: str, params: SamplingParams | None = None) -> list[int]:
-        param = _field(label)
+        param = _field_of_label(label)
         if not token_ids:
             raise RequestError(f"{label} is empty: at least one token is required", param)
         longest = self.limits.max_output_tokens(0) - 1
@@ -404,6 +404,6 @@ class InputProcessor:
         return token_ids
 
 
-def _field(label: str) -> str:
+def _field_of_label(label: str) -> str:
     """The field of a label: "documents" of "documents[3] with query"."""
     return label.partition(" ")[0].partition("[")[0]

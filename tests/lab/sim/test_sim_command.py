@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -181,6 +182,14 @@ def test_the_progress_bar_advances_to_its_end(
 def test_invalid_options_are_rejected(arguments: list[str], message: str) -> None:
     with pytest.raises(ChairliftError, match=re.escape(message)):
         run(*arguments)
+
+
+def test_a_device_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "cpu.json"
+    path.touch()
+    monkeypatch.setattr(Path, "read_text", Mock(side_effect=PermissionError(13, "Permission denied")))
+    with pytest.raises(ChairliftError, match=r"device=.*cpu\.json: cannot be read: Permission denied; allow reading"):
+        run("--device", str(path))
 
 
 def test_an_encoder_is_not_simulated(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_splits_equal_transformers(name: str) -> None:
         assert pre_tokenizers.Sequence(ours).pre_tokenize_str(text) == oracle.pre_tokenize_str(text), text
 
 
-@pytest.mark.parametrize("name", ["gpt-2", "exaone4"])
+@pytest.mark.parametrize("name", ["gpt-2", "exaone4", "mellum"])
 def test_gpt2_split_equals_the_library(name: str) -> None:
     (pattern,) = PRE_TOKENIZERS[name].patterns
     ours = pre_tokenizers.Sequence(

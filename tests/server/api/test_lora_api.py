@@ -60,9 +60,11 @@ def server(model: Path, adapters: dict[str, str]) -> Iterator[RunningServer]:
 def test_an_adapter_has_another_name_than_the_model(model: Path, adapters: dict[str, str]) -> None:
     """A call with this name would select the model, and never the adapter."""
     llm = AsyncLLM(model=str(model), num_threads=1, num_kv_blocks=100, lora_modules={"base": adapters["a"]})
-    with pytest.raises(ConfigError, match="lora_modules: 'base' is the name of the model: use another name"):
-        make_single_manager(llm, "base", ApiOptions())
-    llm.close()
+    try:
+        with pytest.raises(ConfigError, match="lora_modules: 'base' is the name of the model: use another name"):
+            make_single_manager(llm, "base", ApiOptions())
+    finally:
+        llm.close()
 
 
 def complete(server: RunningServer, model: str, prompt: str = PROMPT) -> str:
@@ -120,16 +122,19 @@ def test_adapters_are_loaded_and_unloaded_with_an_admin_key(
     again = server.post(load, body, ADMIN)
     assert again.status_code == 400
     assert "lora_name='b' is loaded from" in again.json()["error"]["message"]
+    assert again.json()["error"]["param"] == "lora_name"
     third = server.post(load, {**body, "lora_name": "c"}, ADMIN)
     assert "max_loras=2 does not allow another LoRA adapter" in third.json()["error"]["message"]
     taken = server.post(load, {**body, "lora_name": "base"}, ADMIN)
     assert "lora_name='base' is the name of a model" in taken.json()["error"]["message"]
+    assert (taken.status_code, taken.json()["error"]["param"]) == (400, "lora_name")
     assert server.post(unload, {"lora_name": "b"}, PLAIN).status_code == 403
     assert server.post(unload, {"lora_name": "b"}, ADMIN).json() == {"id": "b", "object": "model", "deleted": True}
     for name in ("b", "base"):
         unloaded = server.post(unload, {"lora_name": name}, ADMIN)
         assert unloaded.status_code == 404
-        assert unloaded.json()["error"]["message"] == f"lora_name={name!r} is not a loaded LoRA adapter: use 'a'"
+        expected_message = f"lora_name={name!r} is not loaded; the loaded adapters are: 'a'"
+        assert unloaded.json()["error"]["message"] == expected_message
     missing = server.post(load, {**body, "lora_path": adapters["b"] + "-x"}, ADMIN)
     assert missing.status_code == 400
     assert missing.json()["error"]["param"] == "lora_path"

@@ -295,7 +295,7 @@ def _create_folder(folder: Path | None) -> None:
     except OSError as error:
         raise ConfigError(f"save_events={folder}: {error.strerror}; give a folder that can be written") from None
     if not os.access(folder, os.W_OK):
-        raise ConfigError(f"save_events={folder}: the folder is not writable")
+        raise ConfigError(f"save_events={folder}: it is not writable; give a folder that can be written")
 
 
 def _save_events(log: EventList, path: Path) -> None:

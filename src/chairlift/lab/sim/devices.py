@@ -100,7 +100,11 @@ def find_device(name: str) -> Device:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         device = msgspec.convert(record, Device)
-    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+    except OSError as error:
+        raise ConfigError(
+            f"device={path}: cannot be read: {error.strerror or error}; allow reading it, or choose another file"
+        ) from None
+    except ValueError as error:  # msgspec's errors are ValueErrors.
         raise ConfigError(f"device {path} is not a file of chairlift simulate --calibrate: {error}") from None
     names = [field.name for field in fields(Device)]
     if unknown := sorted(record.keys() - set(names)):

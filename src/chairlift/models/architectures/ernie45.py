@@ -24,7 +24,7 @@ READER: Final = Ernie45ConfigReader(
     no_windows,
     qkv_bias=False,
     default_theta=500_000.0,
-    defaults={"head_dim": 128, "tie_word_embeddings": True},
+    defaults={"head_dim": 128, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "tie_word_embeddings": True},
 )
 
 ERNIE45: Final = Architecture(

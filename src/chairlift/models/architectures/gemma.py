@@ -81,7 +81,7 @@ class GemmaConfigReader(LlamaConfigReader):
     def _activation(self, fields: ConfigFields) -> str:
         if self.name == "gemma":
             fields.choice("hidden_act", ("gelu", "gelu_pytorch_tanh"), "gelu")  # Both are the approximation by tanh.
-        fields.ignore("hidden_act")  # The other models use hidden_activation.
+        fields.ignore("hidden_act")  # Gemma 2 and 3 use hidden_activation, and before transformers 5 so did Gemma 1.
         fields.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
         return "gelu_tanh"
 

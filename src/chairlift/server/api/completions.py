@@ -18,7 +18,7 @@ from chairlift.server.api.engine_call import ENTRIES_PER_POSITION
 from chairlift.server.api.logprobs import TextOffsets
 from chairlift.server.preparation.conversation import ModelPlanner
 from chairlift.server.preparation.request_plan import RequestPlan
-from chairlift.server.protocol.base import labelled
+from chairlift.server.protocol.base import labelled_values
 from chairlift.server.protocol.completions import CompletionRequest, CompletionResponse
 from chairlift.server.protocol.encoding import encode
 
@@ -28,7 +28,9 @@ def _plan(planner: ModelPlanner, body: CompletionRequest) -> RequestPlan:
     check_task(engine.facts, None)
     params = body.params(engine.facts.sampling_defaults)
     encode_prompt = partial(engine.input_processor.encode, add_special_tokens=body.add_special_tokens is not False)
-    prompts = [encode_prompt(prompt, params, label=label) for label, prompt in labelled("prompt", body.prompts())]
+    prompts = [
+        encode_prompt(prompt, params, label=label) for label, prompt in labelled_values("prompt", body.prompts())
+    ]
     return RequestPlan(prompts, params, clamps_max_tokens=planner.options.clamp_max_tokens)
 
 

@@ -19,7 +19,7 @@ from chairlift.server.api.endpoint import Endpoint
 from chairlift.server.api.engine_call import EngineCall
 from chairlift.server.preparation.conversation import ModelPlanner
 from chairlift.server.preparation.request_plan import RequestPlan
-from chairlift.server.protocol.base import as_list, labelled
+from chairlift.server.protocol.base import as_list, labelled_values
 from chairlift.server.protocol.pooling import (
     EmbeddingData,
     EmbeddingRequest,
@@ -47,7 +47,7 @@ def _plan_embeddings(planner: ModelPlanner, body: EmbeddingRequest) -> RequestPl
         processor.encode_pooled(text, None, most, label)
         if isinstance(text, str)
         else processor.check_pooled(text, most, label)
-        for label, text in labelled("input", as_list(body.input))
+        for label, text in labelled_values("input", as_list(body.input))
     ]
     return RequestPlan([(None, token_ids) for token_ids in prompts], POOLING_PARAMS)
 
@@ -84,7 +84,7 @@ def _plan_pairs(
     if pooling is None:
         raise RequestError(f"model {engine.facts.model_name!r} {TASKS[None]}", "model")
     encode_pooled, most = engine.input_processor.encode_pooled, body.truncate_prompt_tokens
-    first_texts, second_texts = labelled(fields[0], firsts), labelled(fields[1], seconds)
+    first_texts, second_texts = labelled_values(fields[0], firsts), labelled_values(fields[1], seconds)
     if pooling.task == "score":
         pairs = zip(first_texts * (len(seconds) // len(firsts)), second_texts, strict=True)
         prompts = [

@@ -205,8 +205,8 @@ class ModelManager:
         model = None if self._find_by_name(name) is None else self.find(name, key)
         if model is None or model.service is None or name not in model.adapters:
             loaded = [repr(each) for model in self.visible(key) if model.service is not None for each in model.adapters]
-            hint = f"use {' or '.join(loaded)}" if loaded else "none is loaded"
-            raise UnknownModelError(404, f"lora_name={name!r:.100} is not a loaded LoRA adapter: {hint}")
+            known = ", ".join(loaded) or "none"
+            raise UnknownModelError(404, f"lora_name={name!r:.100} is not loaded; the loaded adapters are: {known}")
         await model.service.llm.unload_lora_adapter(name)
 
     def visible(self, key: Key) -> list[ServedModel]:

@@ -201,13 +201,13 @@ def models_in(folder: Path) -> list[Path]:
 
 def _check_names(specs: list[ModelSpec]) -> None:
     seen: dict[str, str] = {}
+    kinds = "models or LoRA adapters" if any(spec.config.lora_modules for spec in specs) else "models"
     for spec in specs:
-        adapters = spec.config.lora_modules or {}
         named = [(name, str(spec.config.model)) for name in (spec.name, *spec.aliases)]
-        for name, path in (*named, *adapters.items()):
+        for name, path in (*named, *(spec.config.lora_modules or {}).items()):
             if name in seen:
                 raise ConfigError(
-                    f"two models{' or LoRA adapters' if adapters else ''} have the name {name!r}: {seen[name]} and "
-                    f"{path}; give them different names with --models"
+                    f"two {kinds} have the name {name!r}: {seen[name]} and {path}; give them different names with "
+                    "--models"
                 )
             seen[name] = path

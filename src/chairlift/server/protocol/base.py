@@ -171,7 +171,7 @@ def as_list(given: str | list[Any]) -> list[Any]:
     return [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
 
 
-def labelled(field: str, values: Sequence[Any]) -> list[tuple[str, Any]]:
+def labelled_values(field: str, values: Sequence[Any]) -> list[tuple[str, Any]]:
     """The values with their labels in messages: the name of the field, with an index if there are several."""
     return [(f"{field}[{index}]" if len(values) > 1 else field, value) for index, value in enumerate(values)]
 
