@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 import torch
@@ -89,7 +90,11 @@ FeedForwardKernel = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 def compose_feed_forward(up: LinearKernel, down: LinearKernel) -> FeedForwardKernel:
     """Return a `FeedForwardKernel` that calls both layers one after the other."""
-    return lambda x, residual: down(up(x), residual)
+    return partial(_feed_forward, up, down)
+
+
+def _feed_forward(up: LinearKernel, down: LinearKernel, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    return down(up(x), residual)
 
 
 class ResidualSumKernel(Protocol):
