@@ -144,9 +144,12 @@ def test_the_error_of_repacking(kind: gguf.GGMLQuantizationType, target: str, bo
 
 @needs_native
 @pytest.mark.parametrize("target", ROUNDED)
-def test_bfloat16_is_repacked_in_pieces_as_its_floats(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repacking, "VALUES_AT_ONCE", 500)
-    part = packed_tensor(torch.randn(37, 70).bfloat16())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_floats_are_repacked_as_their_floats(
+    dtype: torch.dtype, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repacking, "VALUES_AT_ONCE", 500)  # float16 is converted in pieces
+    part = packed_tensor(torch.randn(37, 70).to(dtype))
     matrix, expected = (load().PackedMatrix(target, 50, 70) for _ in range(2))
     pack(matrix, 5, part)
     expected.pack_floats(5, part.to_floats(part.rows))

@@ -103,7 +103,17 @@ class PackedMatrix:
         first_row: int,
         rows: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)],
     ) -> None:
-        """The same from the bits of bfloat16: uint16 [num_rows, in_features]."""
+        """
+        Write rows from bfloat16, rounded to the format.
+
+        Args:
+            first_row: The first row of the matrix that is written.
+            rows: uint16 [num_rows, in_features], the bits of bfloat16.
+
+        Raises:
+            ValueError: The rows are outside the matrix, do not have in_features values each, or cannot be rounded to the
+                format.
+        """
 
     def set_input_order(self, order: Sequence[int]) -> None:
         """

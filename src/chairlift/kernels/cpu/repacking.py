@@ -56,13 +56,13 @@ def pack(matrix: _native.PackedMatrix, first_row: int, part: PackedRows) -> None
         if part.input_order is not None:
             matrix.set_input_order(part.input_order.tolist())
         return
+    if part.format == "bf16":
+        matrix.pack_bfloat16(first_row, np.ascontiguousarray(part.rows).view(np.uint16))
+        return
     step = max(1, VALUES_AT_ONCE // part.in_features)
     for start in range(0, len(part.rows), step):
         rows = np.ascontiguousarray(part.rows[start : start + step])
-        if part.format == "bf16":
-            matrix.pack_bfloat16(first_row + start, rows.view(np.uint16))
-        else:
-            matrix.pack_floats(first_row + start, np.ascontiguousarray(part.to_floats(rows)))
+        matrix.pack_floats(first_row + start, np.ascontiguousarray(part.to_floats(rows)))
 
 
 def is_exact(source: str, target: str) -> bool:

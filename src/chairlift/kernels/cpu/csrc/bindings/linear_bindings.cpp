@@ -129,7 +129,15 @@ Raises:
     ValueError: The rows are outside the matrix, do not have in_features values each, or cannot be rounded to the
         format.)")
       .def("pack_bfloat16", &pack_floats<BrainBits>, nb::arg("first_row"), nb::arg("rows").noconvert(),
-           "The same from the bits of bfloat16: uint16 [num_rows, in_features].")
+           R"(Write rows from bfloat16, rounded to the format.
+
+Args:
+    first_row: The first row of the matrix that is written.
+    rows: uint16 [num_rows, in_features], the bits of bfloat16.
+
+Raises:
+    ValueError: The rows are outside the matrix, do not have in_features values each, or cannot be rounded to the
+        format.)")
       .def("set_input_order",
            [](PackedMatrix& self, const std::vector<int32_t>& order) { self.set_input_order(order); }, nb::arg("order"),
            R"(Set the order of the columns as they were packed.

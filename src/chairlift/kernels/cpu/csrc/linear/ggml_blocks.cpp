@@ -15,7 +15,7 @@ uint16_t read_bits(const uint8_t* half) {
   return bits;
 }
 
-// Writes number(input) of kCount inputs. The compiler uses vectors, because `numbers` may overlap no array that it knows.
+// Writes number(input) of kCount inputs. A local array cannot overlap the source, so the compiler uses vectors.
 template <int kCount, typename Number>
 void write_numbers(uint8_t* numbers, Number number) {
   uint8_t found[kCount];

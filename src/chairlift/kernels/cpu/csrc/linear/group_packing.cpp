@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <stdexcept>
 
 #include "runtime/halves.h"
 
@@ -34,7 +35,8 @@ void put_bits(const GroupBytes& group, int from, int bits, int64_t lane, uint8_t
     case 1: return put_bits<1>(group, from, lane, planes);
     case 2: return put_bits<2>(group, from, lane, planes);
     case 4: return put_bits<4>(group, from, lane, planes);
-    default: return put_bits<8>(group, from, lane, planes);
+    case 8: return put_bits<8>(group, from, lane, planes);
+    default: throw std::logic_error("planes have 1, 2, 4 or 8 bits");
   }
 }
 

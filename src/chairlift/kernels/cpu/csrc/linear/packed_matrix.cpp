@@ -44,7 +44,8 @@ int64_t unpadded_bytes(WeightFormat format, int64_t padded_inputs) {
   return padded_inputs * kStripe * value_bytes(format);
 }
 
-// Magnitudes are compared as integers, which have the same order, because the compiler has no vectors for floats here.
+// Magnitudes are compared as integers, which have the same order, because maximums of floats are compiled to vectors only
+// where NaN may be ignored. NaN is the largest.
 float largest_magnitude(const float* x, int64_t n) {
   int32_t top = 0;
   for (int64_t i = 0; i < n; ++i) top = std::max(top, static_cast<int32_t>(bits_of_float(x[i]) & 0x7fffffff));
@@ -95,7 +96,7 @@ PackedMatrix::PackedMatrix(WeightFormat format, int64_t out_features, int64_t in
   // Tiles read weights for a multiple of 64 inputs, which are multiplied by zero beyond the last one.
   constexpr int64_t kReadBeyond = (64 - kGroup) * kStripe;
   // Zero, because values with a zero scale may be anything. calloc leaves new pages to the threads that pack rows. What
-  // alignment skips is in front, so that the address sanitizer detects reads beyond the end.
+  // alignment skips is in front, so that the address sanitizer detects reads far beyond the end.
   memory_.reset(std::calloc(static_cast<size_t>(data_bytes() + kReadBeyond + kAlignment), 1));
   if (!memory_) throw std::bad_alloc();
   data_ = reinterpret_cast<uint8_t*>(round_up(reinterpret_cast<intptr_t>(memory_.get()) + 1, kAlignment));

@@ -45,7 +45,7 @@ class PackedMatrix {
   void pack_blocks(int64_t first_row, int64_t num_rows, const uint8_t* source, int64_t row_stride);
   // Writes the same rows from floats, rounded to the format (if can_round, or the format has no groups).
   void pack_floats(int64_t first_row, int64_t num_rows, const float* source, int64_t row_stride);
-  // The same from the bits of bfloat16.
+  // From the bits of bfloat16.
   void pack_floats(int64_t first_row, int64_t num_rows, const uint16_t* source, int64_t row_stride);
   // Sets the order of the columns, a permutation of 0 .. in_features - 1. Products gather their inputs in this order;
   // unpack and gather return rows in the order of the inputs.

@@ -1,4 +1,4 @@
-// Conversions of single 16-bit floats, for packing and tests; too slow for inner loops.
+// Conversions of single numbers, for packing and tests.
 #pragma once
 
 #include <cmath>
