@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import httpx
 import pytest
@@ -136,9 +137,18 @@ def test_piped_lines_are_answered_by_a_server(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"data": []}', b"[]"])
 def test_a_server_without_models_is_rejected(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(httpx, "get", lambda *_args, **_options: httpx.Response(200, content=body))
+    monkeypatch.setattr(httpx.Client, "send", lambda *_arguments, **_options: httpx.Response(200, content=body))
     result = invoke(["chat", "--url", "http://localhost", "--api-key", "schlüssel"], text="Hello\n")
     assert "url=http://localhost: /v1/models lists no model" in str(result.exception)
+
+
+def test_an_error_of_an_answer_is_not_one_of_the_standard_input(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+    monkeypatch.setattr("chairlift.cli.chat._answer", mock.Mock(side_effect=error))
+    with pytest.raises(UnicodeDecodeError):
+        invoke(["chat", "--url", server.url], text="Hello\n")
 
 
 def test_ctrl_c_stops_an_answer_and_not_the_program(server: RunningServer) -> None:

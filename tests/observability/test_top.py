@@ -134,13 +134,28 @@ def test_an_invalid_url_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "problem"),
-    [(200, "/v1/engine: the response is not JSON: is this a server of Chairlift"), (401, "needs an admin key: set")],
+    ("status", "body", "problem"),
+    [
+        (200, "<html>", "the response is not JSON with '.*': is this a server of Chairlift"),
+        (200, '{"error": "not found"}', "the response is not JSON with '.*': is this a server of Chairlift"),
+        (200, "[1]", "the response is not JSON with '.*': is this a server of Chairlift"),
+        (401, '{"error": {"message": "the API key is not known"}}', ": the API key is not known$"),
+        (403, "{}", "needs an admin key: set --api-key"),
+        (500, "<html>", ": the server answered with status 500"),
+    ],
 )
-def test_a_response_of_another_server_is_explained(status: int, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(httpx.Client, "get", lambda *_: httpx.Response(status, text="<html>"))
-    with pytest.raises(SourceError, match=problem):
-        HttpSource("http://localhost", "schlüssel").snapshot()
+def test_a_response_of_another_server_is_explained(
+    status: int, body: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(_client: httpx.Client, request: httpx.Request, **_options: object) -> httpx.Response:
+        return httpx.Response(status, text=body, request=request)
+
+    monkeypatch.setattr(httpx.Client, "send", answer)
+    source = HttpSource("http://localhost", "schlüssel")
+    with pytest.raises(SourceError, match=f"/v1/engine.*{problem}"):
+        source.snapshot()
+    with pytest.raises(SourceError, match=f"/v1/requests/a/explain.*{problem}"):
+        source.explain("a")
 
 
 @pytest.fixture

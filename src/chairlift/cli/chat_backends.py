@@ -112,33 +112,33 @@ class ServerBackend:
     def __init__(self, url: str, api_key: str | None, model: str | None) -> None:
         import httpx
 
-        base = url.rstrip("/").removesuffix("/v1")
-        if not base.startswith(("http://", "https://")):
-            raise ConfigError(f"url must begin with http:// or https://, got {url!r:.100}")
-        headers = {} if api_key is None else {b"Authorization": f"Bearer {api_key}".encode()}
+        from chairlift.observability.http_client import client_settings, error_message
+
+        settings = client_settings(url, api_key)
         try:
-            listed = httpx.get(f"{base}/v1/models", headers=headers, timeout=CONNECT_SECONDS)
-        except httpx.InvalidURL as error:
-            raise ConfigError(f"url is invalid ({error}), got {url!r:.100}") from None
+            with httpx.Client(**settings, timeout=CONNECT_SECONDS) as client:
+                listed = client.get("/v1/models")
         except httpx.HTTPError as error:
             raise ConfigError(f"url={url}: no answer ({error}): is the server running?") from None
         if listed.status_code != 200:
-            raise ConfigError(f"url={url}: {_error_message(listed.status_code, listed.content)}")
+            raise ConfigError(f"url={url}: {error_message(listed)}")
         self.name: str = model or _first_model(url, listed.content)
-        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-        self._client = httpx.AsyncClient(base_url=base, headers=headers, timeout=timeout)
+        self._client = httpx.AsyncClient(**settings, timeout=httpx.Timeout(None, connect=CONNECT_SECONDS))
 
     async def stream(
         self, messages: list[Message], parameters: dict[str, Any], stats: AnswerStats
     ) -> AsyncIterator[str]:
         import httpx
 
+        from chairlift.observability.http_client import error_message
+
         body = {"model": self.name, "messages": messages, "stream": True, **parameters}
         body["stream_options"] = {"include_usage": True}
         try:
             async with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != 200:
-                    raise AnswerError(_error_message(response.status_code, await response.aread()))
+                    await response.aread()
+                    raise AnswerError(error_message(response))
                 async for line in response.aiter_lines():
                     if line.startswith("data: {"):
                         for text in _chunk_text(json.loads(line[6:]), stats):
@@ -169,10 +169,3 @@ def _first_model(url: str, body: bytes) -> str:
         return str(json.loads(body)["data"][0]["id"])
     except (ValueError, LookupError, TypeError):
         raise ConfigError(f"url={url}: /v1/models lists no model: is this the URL of an OpenAI API?") from None
-
-
-def _error_message(status: int, body: bytes) -> str:
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"the server answered with status {status}"

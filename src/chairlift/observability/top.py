@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final
@@ -16,7 +17,7 @@ from rich.text import Text
 
 from chairlift.clock import format_duration
 from chairlift.counts import counted
-from chairlift.errors import ConfigError
+from chairlift.observability.http_client import client_settings, error_message
 
 TIMEOUT_SECONDS: Final = 5.0
 OUTPUT_TOKENS: Final = "vllm:generation_tokens_total"
@@ -69,25 +70,18 @@ class HttpSource:
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        headers = {} if api_key is None else {b"Authorization": f"Bearer {api_key}".encode()}
-        base = url.rstrip("/").removesuffix("/v1")
-        if not base.startswith(("http://", "https://")):
-            raise ConfigError(f"url must begin with http:// or https://, got {url!r}")
-        try:
-            self._client = httpx.Client(base_url=base, headers=headers, timeout=TIMEOUT_SECONDS)
-        except httpx.InvalidURL as error:
-            raise ConfigError(f"url is invalid ({error}), got {url!r}") from None
+        self._client = httpx.Client(**client_settings(url, api_key), timeout=TIMEOUT_SECONDS)
 
     def snapshot(self) -> Snapshot:
-        engine = self._get_json("/v1/engine")
-        requests = self._get_json("/v1/requests")["data"]
+        engine = _json_object(self._get("/v1/engine"), "configuration")
+        requests = _json_object(self._get("/v1/requests"), "data")["data"]
         return Snapshot(engine, requests, count_of(OUTPUT_TOKENS, self._get("/metrics").text))
 
     def explain(self, request_id: str) -> list[str]:
         """The explanation of a sequence or of all sequences of a call, with one line for each span of their waits."""
         call_id = request_id.rpartition("~")[0] or request_id
         response = self._get(f"/v1/requests/{call_id}/explain", accepted=(200, 404))
-        sequences = response.json().get("sequences", ())
+        sequences = () if response.status_code == 404 else _json_object(response, "sequences")["sequences"]
         found = [each for each in sequences if request_id in (each["id"], call_id)]
         lines = [line for each in found for line in (each["id"], *explained_lines(each))]
         return lines or [f"The server has no request {request_id}."]
@@ -95,22 +89,25 @@ class HttpSource:
     def close(self) -> None:
         self._client.close()
 
-    def _get_json(self, path: str) -> Any:
-        try:
-            return self._get(path).json()
-        except ValueError:
-            raise SourceError(f"{path}: the response is not JSON: is this a server of Chairlift?") from None
-
     def _get(self, path: str, accepted: tuple[int, ...] = (200,)) -> httpx.Response:
         try:
             response = self._client.get(path)
         except httpx.HTTPError as error:
             raise SourceError(f"{self._client.base_url}: {type(error).__name__} {error}".strip()) from None
-        if response.status_code in (401, 403):
+        if response.status_code == 403:
             raise SourceError(f"{path} needs an admin key: set --api-key")
         if response.status_code not in accepted:
-            raise SourceError(f"{path}: status {response.status_code}")
+            raise SourceError(f"{path}: {error_message(response)}")
         return response
+
+
+def _json_object(response: httpx.Response, field: str) -> dict[str, Any]:
+    """The body of a response. Raises SourceError if it is not a JSON object with the field."""
+    with suppress(ValueError):
+        if isinstance(body := response.json(), dict) and field in body:
+            return body
+    path = response.url.path
+    raise SourceError(f"{path}: the response is not JSON with {field!r}: is this a server of Chairlift?")
 
 
 def count_of(name: str, metrics: str) -> float:
