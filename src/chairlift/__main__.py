@@ -24,7 +24,7 @@ def main() -> None:
         if isinstance(ended.code, str):
             raise
         status = ended.code or 0
-    except KeyboardInterrupt:  # during the imports
+    except KeyboardInterrupt:  # Ctrl-C was pressed during the imports.
         status = 128 + signal.SIGINT
     if sys.modules.get("ray") is not None:
         end_without_finalization(status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -179,10 +180,26 @@ def test_errors_end_with_a_message_and_status_2(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_behind_the_standard_output_is_explained() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_the_standard_output_is_explained(unbuffered: str) -> None:
+    own = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "w") as full:
-        done = subprocess.run([*COMMAND, "version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "error: the output cannot be written: No space left on device\n")
+        done = subprocess.run(
+            [*COMMAND, "version"], stdout=full, stderr=subprocess.PIPE, env=own, text=True, check=False
+        )
+    problem = "error: the standard output cannot be written: No space left on device; free space, or redirect it to"
+    assert (done.returncode, done.stderr) == (1, f"{problem} another file\n")
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_an_error_of_another_file_is_not_one_of_the_standard_output(
+    is_closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chairlift.cli.main.run_command", mock.Mock(side_effect=OSError(errno.ENOSPC, "full")))
+    if is_closed:
+        monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(OSError, match="full"):
+        main()
 
 
 def test_a_reader_of_the_standard_output_may_end_early() -> None:
@@ -205,7 +222,8 @@ def test_a_standard_input_that_is_not_text_is_rejected(command: str, tiny_model_
     write_byte_tokenizer(folder)
     model = ["--model", str(folder)] if command == "generate" else [str(folder)]
     stdin = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8")
-    with mock.patch("sys.stdin", stdin), pytest.raises(ConfigError, match=r"standard input is not UTF-8 text: .*0xe9"):
+    problem = r"the standard input cannot be decoded: .*0xe9.* convert it to utf-8,"
+    with mock.patch("sys.stdin", stdin), pytest.raises(ConfigError, match=problem):
         run_command([command, *model, "--num-kv-blocks", "20", "--num-threads", "1"])
 
 
@@ -231,6 +249,7 @@ main()
 
 def test_ctrl_c_during_the_imports_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chairlift.__main__.run_command_line", mock.Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setitem(sys.modules, "ray", None)  # With it, the process of the tests would end.
     with pytest.raises(SystemExit) as ended:
         run_process()
     assert ended.value.code == 130

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 from cyclopts import Parameter
 
 from chairlift.cli.chat_backends import AnswerStats, ChatBackend, EngineBackend, Message, ServerBackend
-from chairlift.cli.console import MODEL_HELP, SAMPLING_DEFAULTS, print_error, print_notice
+from chairlift.cli.console import MODEL_HELP, SAMPLING_DEFAULTS, input_errors_explained, print_error, print_notice
 from chairlift.config import EngineConfig
 from chairlift.errors import ChairliftError, ConfigError
 from chairlift.option_sources import with_options
@@ -175,24 +175,24 @@ def chat(
 def _turn(runner: asyncio.Runner, backend: ChatBackend, conversation: Conversation, is_terminal: bool) -> bool:
     """Read a line and answer it. Returns False at the end of the input."""
     try:
-        line = input("> " if is_terminal else "").strip()
-        if not line:
-            return True
-        if line.startswith("/"):
-            if (text := conversation.run(line)) is not None:
-                print_notice(text)
+        with input_errors_explained():
+            line = input("> " if is_terminal else "").strip()
+        try:
+            if not line:
                 return True
-        else:
-            conversation.messages.append({"role": "user", "content": line})
-        _answer(runner, backend, conversation, is_terminal)
+            if line.startswith("/"):
+                if (text := conversation.run(line)) is not None:
+                    print_notice(text)
+                    return True
+            else:
+                conversation.messages.append({"role": "user", "content": line})
+            _answer(runner, backend, conversation, is_terminal)
+        except ChairliftError as error:
+            print_error(str(error))
     except EOFError:
         return False
     except KeyboardInterrupt:
         print_notice("\nCtrl-D or /quit ends the program.")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the standard input is not UTF-8 text: {error}") from None
-    except ChairliftError as error:
-        print_error(str(error))
     return True
 
 

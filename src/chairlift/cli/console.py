@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Final
 
 from cyclopts import Group, Parameter
 
 from chairlift.config import EngineConfig
+from chairlift.errors import ConfigError
 from chairlift.options import declared_options
 from chairlift.system.log_format import LogFormatter
 from chairlift.system.memory_limits import check_address_space
@@ -37,6 +40,17 @@ def print_notice(text: str, style: str = "dim") -> None:
     from rich.console import Console
 
     Console(stderr=True).print(text, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def input_errors_explained() -> Iterator[None]:
+    """Raise ConfigError if the standard input, which is read inside, is not text in its encoding."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"the standard input cannot be decoded: {error}; convert it to {sys.stdin.encoding}, for example with iconv"
+        ) from None
 
 
 def prepare_engine(log_format: str = "text") -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from chairlift.cli.console import FLAG, MODEL_HELP, SAMPLING_DEFAULTS
+from chairlift.cli.console import FLAG, MODEL_HELP, SAMPLING_DEFAULTS, input_errors_explained
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.option_sources import with_options
@@ -71,10 +71,8 @@ def _read_prompts(given: list[str] | None) -> list[str]:
         raise ConfigError(f"Unknown option: {unknown}. A prompt that begins with - can be sent to the standard input")
     if given.count("-") > 1:
         raise ConfigError("PROMPT - is given twice: the standard input can be read once")
-    try:
+    with input_errors_explained():
         prompts = [sys.stdin.read().rstrip("\n") if text == "-" else text for text in given]
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the standard input is not UTF-8 text: {error}") from None
     if "" in prompts:
         raise ConfigError("PROMPT is empty: give a text")
     return prompts

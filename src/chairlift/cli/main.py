@@ -15,9 +15,6 @@ from chairlift.cli.console import ARGUMENTS, OPTIONS, print_error
 from chairlift.errors import ChairliftError, ConfigError
 from chairlift.version import __version__
 
-OUTPUT_ERRORS: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
-"""The errors of the standard output: its reader has ended, or a disk is full or damaged."""
-
 NAME_COLUMNS: Final = 34
 """The columns of the names of options in --help, enough for the longest name."""
 
@@ -80,19 +77,31 @@ def run_command(arguments: Sequence[str]) -> None:
 
 def main() -> None:
     """Run the command line. Errors of the user are printed as a message with exit status 2, without a traceback."""
+    failure = None
     try:
         run_command(sys.argv[1:])
-        if sys.stdout is not None:  # None if the standard output was closed before the start
-            sys.stdout.flush()
+        failure = output_error("")
     except ChairliftError as error:
         print_error(str(error))
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except OSError as error:
-        if error.errno not in OUTPUT_ERRORS or error.filename is not None:
+        failure = output_error("\n")
+        if failure is None or failure.errno != error.errno:
             raise
-        if error.errno != errno.EPIPE:
-            print_error(f"the output cannot be written: {error.strerror}")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes when it ends
-        raise SystemExit(1) from None
+    if failure is not None:
+        if failure.errno != errno.EPIPE:
+            problem = f"the standard output cannot be written: {failure.strerror}"
+            print_error(f"{problem}; free space, or redirect it to another file")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again when it ends.
+        raise SystemExit(1)
+
+
+def output_error(text: str) -> OSError | None:
+    """Write a text to the standard output, and flush it. Returns the error, or None if there is none."""
+    try:
+        print(end=text, flush=True)
+    except OSError as error:
+        return error
+    return None

@@ -125,6 +125,8 @@ HASH = "sha256:" + digest("x").hex()
             f'[[keys]]\nname = "a"\nhash = "{HASH}"\nmax_concurrent = 1.5',
             r"Expected `int \| null`, got `float` - at `\$\.max_concurrent`",
         ),
+        (f'[[keys]]\nname = "sk-a/b"\nhash = "{HASH}"', r"matching regex .* at `\$\.name`; the fields"),
+        (f'[[keys]]\nname = "a"\nhash = "{HASH}"\nmodels = ["b", 1]', r"`int` - at `\$\.models\[1\]`; the fields"),
         (f'[[keys]]\nname = "a"\nhash = "{HASH}"\nsecret = "x"', "unknown field `secret`"),
         (
             f'[[keys]]\nname = "a"\nhash = "{HASH}"\ncpu_seconds_per_minute = 6',

@@ -234,8 +234,8 @@ def parse_key(record: Any, where: str) -> Key:
         slo = None if found.slo is None else SLO.from_mapping(found.slo)
     except msgspec.ValidationError as error:
         known = ", ".join(_KeyRecord.__struct_fields__)
-        wrong = re.search(r"`\$\.(\w+)", str(error))
-        got = f", got {record[wrong[1]]!r:.100}" if wrong is not None and wrong[1] != "hash" else ""
+        wrong = re.search(r"`\$\.(?!hash)(\w+)`", str(error))
+        got = "" if wrong is None or str(record[wrong[1]]).startswith("sk-") else f", got {record[wrong[1]]!r:.100}"
         raise ConfigError(
             f"{where}: {error}{got}; the fields are {known}; see docs/guide/serving.md#require-api-keys"
         ) from None
