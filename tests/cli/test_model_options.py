@@ -124,6 +124,14 @@ def test_a_path_with_spaces_in_the_environment_is_one_model(served: dict[str, An
         (["--models", '{"a": {}, "b": {"aliases": ["a"]}}'], "two models have the name 'a': a and b"),
         (["a", "b", "--lora-modules", "b=./sql"], "two models or LoRA adapters have the name 'b': ./sql and b"),
         (
+            ["a", "--lora-modules", "a=./sql"],
+            "adapters have the name 'a': a and ./sql; give one of them another name with --models or --lora-modules",
+        ),
+        (
+            ["x/a", "--served-model-name", "b", "--lora-modules", "b=./sql"],
+            "two models or LoRA adapters have the name 'b': x/a and ./sql",
+        ),
+        (
             ["--models", '{"a": {"lora-modules": ["b=./sql"]}, "b": {}}'],
             "two models or LoRA adapters have the name 'b': ./sql and b",
         ),

@@ -69,7 +69,9 @@ def test_a_long_text_is_an_error_or_cut_off(tmp_path: Path) -> None:
     folder = write_pooling_model(tmp_path, "bert")
     llm = LLM(model=str(folder), num_threads=1)
     text = " ".join(TEXTS)
-    with pytest.raises(RequestError, match=r"input has \d+ tokens, but the model computes at most 80 .*Shorten it"):
+    with pytest.raises(
+        RequestError, match=r"prompt 0: text has \d+ tokens, but the model computes at most 80 .*Shorten it"
+    ):
         llm.embed(text)
     cut = np.array(llm.embed(text, truncate_prompt_tokens=-1))
     expected = np.array(SentenceTransformer(str(folder), device="cpu").encode([text]))

@@ -155,8 +155,18 @@ CASES: dict[str, Wrong] = {
     ),
     "architecture with a similar name": Wrong(
         change(architectures=["Glm4ForCausalLM"]),
-        r"\['Glm4ForCausalLM'\], which is not supported, because Chairlift does not implement it",
-        "it; use a model whose architecture is supported: Bert, Ernie4_5, ",
+        r"\['Glm4ForCausalLM'\], which is not supported; use a model",
+        "whose architecture is supported: Bert.*, Ernie4_5ForCausalLM, ",
+    ),
+    "architecture with another first word after GPT": Wrong(
+        change(architectures=["GPT2LMHeadModel"]),
+        r"\['GPT2LMHeadModel'\], which is not supported; use a model",
+        "whose architecture is supported: .*, GptOssForCausalLM, ",
+    ),
+    "supported architecture with another head": Wrong(
+        change(architectures=["Qwen3ForSequenceClassification"]),
+        "which is not supported; the nearest supported architecture is Qwen3ForCausalLM",
+        "whose architecture is supported: .*, Qwen3ForCausalLM, ",
     ),
     "architecture of another family": Wrong(
         change(architectures=["MambaForCausalLM"]), r"architectures is \['MambaForCausalLM'\]", "supported: .*Gemma2"
@@ -232,8 +242,8 @@ CASES: dict[str, Wrong] = {
     ),
     "GGUF, architecture of a known family": Wrong(
         convert_to_architecture("gemma3n"),
-        r"general\.architecture is 'gemma3n', which is not supported, because Chairlift does not implement it",
-        "the nearest supported architecture is gemma3; use a model whose architecture is supported: ernie4_5, ",
+        r"general\.architecture is 'gemma3n', which is not supported; the nearest supported architecture is gemma3;",
+        "use a model whose architecture is supported: ernie4_5, ",
     ),
     "GGUF, architecture of another family": Wrong(
         convert_to_architecture("rwkv7"), r"general\.architecture is 'rwkv7'", "supported: .*gemma2, gemma3"

@@ -185,7 +185,9 @@ class InputProcessor:
             return prompt, self.encode_text(prompt, label, params, add_special_tokens=add_special_tokens)
         token_ids = cast("list[int]", list(prompt) if isinstance(prompt, Sequence) else [None])
         if not all(type(token_id) is int for token_id in token_ids):
-            raise RequestError(f"prompt must be a string or a list of token ids, got {prompt!r:.100}", "prompt")
+            raise RequestError(
+                f"{label} must be a string or a list of token ids, got {prompt!r:.100}", _field_of_label(label)
+            )
         return None, self._checked(token_ids, label, params)
 
     def encode_pooled(
@@ -193,14 +195,14 @@ class InputProcessor:
         text: str,
         second: str | None = None,
         truncate_prompt_tokens: int | None = None,
-        label: str = "input",
+        labels: tuple[str, ...] = ("input",),
     ) -> list[int]:
         """Tokenize and check a text, or a pair of texts, of which a model computes a vector or a score.
 
         Args:
             truncate_prompt_tokens: maximum number of tokens, to which the end of the text is cut off; -1 is the maximum
                 of the model; None raises an error for a text that is too long.
-            label: as for `encode`; of a pair such as "documents[3] with query".
+            labels: of each text, as for `encode`. A pair is "documents[3] with query" in messages.
 
         Raises:
             RequestError: as `encode`.
@@ -208,8 +210,9 @@ class InputProcessor:
         assert not isinstance(self.tokenizer, NoTokenizer), "a model that computes vectors has a tokenizer"
         if truncate_prompt_tokens is not None:
             text, second = self.beginning(text), second and self.beginning(second)
-        for each in (text, second or ""):
+        for each, label in zip((text, second or ""), labels, strict=False):
             self._check_text(each, label, None if truncate_prompt_tokens is None else CUT_TO_CONTEXT)
+        label = " with ".join(reversed(labels))
         most = self._most_pooled(truncate_prompt_tokens)
         if self._is_reranker and second is not None:
             return self._checked(encode_rerank_prompt(self.tokenizer, text, second, most), label)

@@ -158,7 +158,7 @@ class LLM:
         """
         check_task(self.engine.facts, "embed")
         pairs: list[tuple[str, str | None]] = [(text, None) for text in _texts(texts)]
-        return self._pool(pairs, truncate_prompt_tokens, use_tqdm)
+        return self._pool(pairs, ("text",), truncate_prompt_tokens, use_tqdm)
 
     def score(
         self,
@@ -183,14 +183,20 @@ class LLM:
             texts = texts * len(others)
         if len(texts) != len(others):
             raise RequestError(f"{len(texts)} queries and {len(others)} documents: give one query, or one for each")
-        rows = self._pool(list(zip(texts, others, strict=True)), truncate_prompt_tokens, use_tqdm)
+        rows = self._pool(
+            list(zip(texts, others, strict=True)), ("query", "document"), truncate_prompt_tokens, use_tqdm
+        )
         return [sigmoid(value) for (value,) in rows]
 
     def _pool(
-        self, pairs: list[tuple[str, str | None]], truncate_prompt_tokens: int | None, use_tqdm: bool
+        self,
+        pairs: list[tuple[str, str | None]],
+        labels: tuple[str, ...],
+        truncate_prompt_tokens: int | None,
+        use_tqdm: bool,
     ) -> list[list[float]]:
         def encode(pair: tuple[str, str | None], _params: SamplingParams) -> tuple[None, list[int]]:
-            return None, self.engine.input_processor.encode_pooled(*pair, truncate_prompt_tokens)
+            return None, self.engine.input_processor.encode_pooled(*pair, truncate_prompt_tokens, labels)
 
         outputs = self._run(pairs, encode, POOLING_PARAMS, use_tqdm, None)
         return [pooled_values(output) for output in outputs]

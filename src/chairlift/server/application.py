@@ -37,7 +37,11 @@ from chairlift.version import __version__
 
 
 def create_app(llm: AsyncLLM, options: ServeOptions) -> FastAPI:
-    """Create the application that serves the API over one engine. It closes the engine when it shuts down."""
+    """Create the application that serves the API over one engine. It closes the engine when it shuts down.
+
+    Raises:
+        ConfigError: as `make_single_manager`.
+    """
     return create_models_app(make_single_manager(llm, options.served_model_name, options.api), options)
 
 

@@ -7,11 +7,12 @@ from typing import Annotated, ClassVar
 
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
+from chairlift.loading.resolve import model_name
 from chairlift.options import Selection, check_options, option
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.http.root_path import parse_root_path
 from chairlift.server.http.server_limits import ServerLimits
-from chairlift.server.models.model_options import ModelOptions
+from chairlift.server.models.model_options import ModelOptions, ModelSpec, check_names
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.page_options import PageOptions
@@ -52,6 +53,8 @@ class ServeOptions:
             raise ConfigError("allow_other_users has no effect without replicas: remove it")
         if self.models.only_model is not None:
             object.__setattr__(self, "engine", replace(self.engine, model=self.models.only_model))
+        if self.engine.lora_modules and not self.models.is_on_demand:
+            check_names([ModelSpec(self.served_model_name or model_name(self.engine.model), self.engine)])
 
     @property
     def hosts(self) -> tuple[str, ...]:

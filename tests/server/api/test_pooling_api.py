@@ -153,6 +153,7 @@ def test_wrong_requests(embedder: RunningServer, scorer: RunningServer) -> None:
         (embedder, "/v1/embeddings", {"input": "a" * 9000}, "max_model_len=80. Shorten it, or set truncate_prompt_tok"),
         (embedder, "/v1/score", {"text_1": "a", "text_2": ["b", long]}, "text_2[1] has"),
         (scorer, "/v1/rerank", {"query": "a", "documents": ["b", long]}, "documents[1] with query has"),
+        (scorer, "/v1/rerank", {"query": "a" * 9000, "documents": ["b", "c"]}, "query is 9000 bytes long"),
         (scorer, "/v1/score", {"text_1": ["a", "b"], "text_2": ["c", long]}, "text_2[1] with text_1[1] has"),
         (embedder, "/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 0}, "must be at least 1, or -1"),
         (scorer, "/v1/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1 has 2 texts and text_2 1"),
@@ -163,6 +164,7 @@ def test_wrong_requests(embedder: RunningServer, scorer: RunningServer) -> None:
         assert answer.status_code == 400, (path, answer.text)
         error = answer.json()["error"]
         assert message in error["message"]
+        assert "bytes long" not in message or error["param"] == message.split()[0]
         assert error["param"] in (*body, "model")
     cut = embedder.post("/v1/embeddings", {"input": long, "truncate_prompt_tokens": -1}).json()
     assert cut["usage"]["prompt_tokens"] == 80

@@ -8,7 +8,8 @@ from os.path import commonprefix
 from typing import Final
 
 SUFFIX: Final = re.compile(r"(For(CausalLM|ConditionalGeneration|MaskedLM|SequenceClassification)|LMHeadModel|Model)$")
-FIRST_WORD: Final = re.compile(r"[A-Z]*[a-z]+|[A-Z]+")
+FIRST_WORD: Final = re.compile(r"(?i:gpt).*|[A-Z]*[a-z]+|[A-Z]+")
+"""The first word of a name; all of it after GPT, because models of many families have names with it."""
 REASONS: Final = (
     ("vl|vision|visual|image|llava|pixtral|idefics|paligemma|mllama|clip|siglip|florence|janus", "it reads images"),
     ("audio|speech|whisper|voxtral|omni|wav2vec", "it reads audio"),
@@ -23,16 +24,17 @@ REASONS: Final = (
 
 
 def describe_unsupported(name: str, supported: Collection[str]) -> str:
-    """Return the part of a message that gives the reason, the nearest supported name if there is one, and all names."""
-    reason = next(
-        (reason for pattern, reason in REASONS if re.search(pattern, _stem(name))), "Chairlift does not implement it"
-    )
+    """Return the part of a message that gives the reason, if one is known, and the supported names.
+
+    It suggests the name that was meant instead, if only its spelling differs, or the nearest supported name first.
+    """
     if misspelt := next((other for other in supported if _letters(other) == _letters(name)), None):
         return f"is not supported, because its name is unknown; did you mean {misspelt}?"
+    reason = next((f", because {reason}" for pattern, reason in REASONS if re.search(pattern, _stem(name))), "")
     nearest = nearest_name(name, supported)
     hint = "" if nearest is None else f"the nearest supported architecture is {nearest}; "
-    names = ", ".join(sorted({SUFFIX.sub("", other) for other in supported}))
-    return f"is not supported, because {reason}; {hint}use a model whose architecture is supported: {names}"
+    names = ", ".join(sorted(supported))
+    return f"is not supported{reason}; {hint}use a model whose architecture is supported: {names}"
 
 
 def nearest_name(name: str, supported: Collection[str]) -> str | None:

@@ -44,7 +44,7 @@ def _plan_embeddings(planner: ModelPlanner, body: EmbeddingRequest) -> RequestPl
         raise RequestError(f"dimensions={body.dimensions} exceeds the {size} values of a vector", "dimensions")
     processor, most = engine.input_processor, body.truncate_prompt_tokens
     prompts = [
-        processor.encode_pooled(text, None, most, label)
+        processor.encode_pooled(text, None, most, (label,))
         if isinstance(text, str)
         else processor.check_pooled(text, most, label)
         for label, text in labelled_values("input", as_list(body.input))
@@ -87,11 +87,9 @@ def _plan_pairs(
     first_texts, second_texts = labelled_values(fields[0], firsts), labelled_values(fields[1], seconds)
     if pooling.task == "score":
         pairs = zip(first_texts * (len(seconds) // len(firsts)), second_texts, strict=True)
-        prompts = [
-            encode_pooled(first, second, most, f"{label} with {other}") for (other, first), (label, second) in pairs
-        ]
+        prompts = [encode_pooled(first, second, most, (label, other)) for (label, first), (other, second) in pairs]
     else:
-        prompts = [encode_pooled(text, None, most, label) for label, text in (*first_texts, *second_texts)]
+        prompts = [encode_pooled(text, None, most, (label,)) for label, text in (*first_texts, *second_texts)]
     return RequestPlan([(None, token_ids) for token_ids in prompts], POOLING_PARAMS)
 
 

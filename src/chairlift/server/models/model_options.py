@@ -134,7 +134,7 @@ class ModelOptions:
             raise ConfigError(
                 f"model_dir={self.model_dir} contains no model: a model is a folder with config.json or a .gguf file"
             )
-        _check_names(found)
+        check_names(found)
         for name in ("event_log", "record_trace"):
             if getattr(config, name) is not None and len(found) > 1:
                 raise ConfigError(f"{name} is one file, and there are {len(found)} models: set it for each of --models")
@@ -199,15 +199,16 @@ def models_in(folder: Path) -> list[Path]:
     return sorted({part_paths(path)[0]: path for path in reversed(models)}.values())
 
 
-def _check_names(specs: list[ModelSpec]) -> None:
+def check_names(specs: Sequence[ModelSpec]) -> None:
+    """Raise ConfigError if a model or LoRA adapter has the name or alias of another one."""
     seen: dict[str, str] = {}
     kinds = "models or LoRA adapters" if any(spec.config.lora_modules for spec in specs) else "models"
     for spec in specs:
-        named = [(name, str(spec.config.model)) for name in (spec.name, *spec.aliases)]
+        named = [(name, str(spec.config.model or name)) for name in (spec.name, *spec.aliases)]
         for name, path in (*named, *(spec.config.lora_modules or {}).items()):
             if name in seen:
                 raise ConfigError(
-                    f"two {kinds} have the name {name!r}: {seen[name]} and {path}; give them different names with "
-                    "--models"
+                    f"two {kinds} have the name {name!r}: {seen[name]} and {path}; give one of them another "
+                    "name with --models or --lora-modules"
                 )
             seen[name] = path
