@@ -251,7 +251,7 @@ class RequestRunner:
 def _poison(loaded: LoadedModel) -> None:
     """Fill KV memory with NaN: slots that were not written must not be read, not even with weight 0."""
     for layer in loaded.model.attention_layers.values():
-        assert layer._kv_cache is not None
-        for tensor in layer._kv_cache:
+        assert layer.kv_cache is not None
+        for tensor in layer.kv_cache:
             if tensor is not None:
                 tensor.fill_(float("nan") if tensor.dtype.is_floating_point else 127)
