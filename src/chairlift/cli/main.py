@@ -87,7 +87,7 @@ def main() -> None:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except OSError as error:
-        failure = output_error("\n")
+        failure = output_error("\n")  # Fails in the same way if the error is that of the standard output.
         if failure is None or failure.errno != error.errno:
             raise
     if failure is not None:

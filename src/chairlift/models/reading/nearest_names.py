@@ -1,4 +1,4 @@
-"""Messages that say why an architecture is not supported, and name the supported ones."""
+"""Messages with the reason why an architecture is not supported, and the names of the supported ones."""
 
 from __future__ import annotations
 
