@@ -13,24 +13,9 @@ from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.lora import LoRARequest
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.pooling import PoolingTask
+from chairlift.models.pooling import PoolingConfig
 from chairlift.sampling_params import SamplingDefaults
 from chairlift.worker.kv_cache_plan import KVCachePlan
-
-
-@dataclass(frozen=True, slots=True)
-class PoolingFacts:
-    """What a model computes of a text.
-
-    Attributes:
-        task: "embed" for vectors, "score" for the scores of pairs of texts.
-        size: the number of values of a vector.
-        is_reranker: a decoder that scores pairs by the logits of two tokens after a prompt of its own.
-    """
-
-    task: PoolingTask
-    size: int
-    is_reranker: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +23,7 @@ class EngineFacts:
     """The properties of an engine that are fixed once it is ready.
 
     Attributes:
-        pooling: what the model computes; None if it generates text.
+        pooling: how the model computes vectors or scores; None if it generates text.
         lora_modules: the LoRA adapters that were loaded at the start.
         max_loras: the largest number of loaded adapters.
     """
@@ -51,7 +36,7 @@ class EngineFacts:
     started: EngineStarted
     kernels: str
     sampling_defaults: SamplingDefaults
-    pooling: PoolingFacts | None = None
+    pooling: PoolingConfig | None = None
     lora_modules: tuple[LoRARequest, ...] = ()
     max_loras: int = 0
 

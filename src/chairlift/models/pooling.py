@@ -30,6 +30,11 @@ class PoolingConfig:
     max_seq_length: int | None = None
     classifier_tokens: tuple[int, int] | None = None
 
+    @property
+    def is_reranker(self) -> bool:
+        """Whether a decoder scores pairs by `classifier_tokens`, after a prompt of its own."""
+        return self.classifier_tokens is not None
+
     def without_unused_head(self, config: ModelConfig) -> ModelConfig:
         """Return the declaration without an LM head of its own, which a decoder needs for scores only."""
         if self.task == "score" or config.encoder is not None:

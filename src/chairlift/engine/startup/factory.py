@@ -13,7 +13,7 @@ from chairlift.core.baselines.selection import make_scheduler
 from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.engine.input_processor import RequestLimits
 from chairlift.engine.lora_adapters import AdapterLoader
-from chairlift.engine.served_engine import EngineFacts, PoolingFacts, ServedEngine
+from chairlift.engine.served_engine import EngineFacts, ServedEngine
 from chairlift.engine.startup.decoder_engine import prepare_decoder
 from chairlift.engine.startup.encoder_engine import prepare_encoder
 from chairlift.engine.startup.loaded_model import LoadedDecoder, LoadedEncoder, LoadedModel, load_model
@@ -146,11 +146,7 @@ def _engine_facts(
     started: EngineStarted,
     modules: tuple[LoRARequest, ...],
 ) -> EngineFacts:
-    pooling, limits = loaded.pooling, prepared.limits
-    pooling_facts = None
-    if pooling is not None:
-        is_reranker = pooling.classifier_tokens is not None
-        pooling_facts = PoolingFacts(pooling.task, loaded.config.hidden_size, is_reranker)
+    limits = prepared.limits
     return EngineFacts(
         model_name=loaded.name,
         model_config=loaded.config,
@@ -161,13 +157,13 @@ def _engine_facts(
             prepared.max_request_slots,
             config.scheduling_policy in PRIORITY_POLICIES,
             loaded.sampling_defaults.max_new_tokens,
-            pooling is not None,
+            loaded.pooling is not None,
             beam_search_problem(config, prepared.kv_cache_plan),
         ),
         started=started,
         kernels=loaded.choice.description,
         sampling_defaults=loaded.sampling_defaults,
-        pooling=pooling_facts,
+        pooling=loaded.pooling,
         lora_modules=modules,
         max_loras=config.num_loras,
     )

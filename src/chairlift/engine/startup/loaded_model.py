@@ -278,7 +278,7 @@ def _build(
         quantization=choice.quantization,
         kv_cache_dtype=_torch_dtype(choice.kv_cache_dtype),
         max_model_len=config.max_model_len,
-        has_pooling=pooling is not None and pooling.classifier_tokens is None,
+        has_pooling=pooling is not None and not pooling.is_reranker,
         max_loras=config.num_loras,
         max_lora_rank=config.max_lora_rank,
     )

@@ -39,7 +39,7 @@ from chairlift.server.protocol.sampling import CallFields
 def _plan_embeddings(planner: ModelPlanner, body: EmbeddingRequest) -> RequestPlan:
     engine = planner.engine
     check_task(engine.facts, "embed")
-    size = 0 if engine.facts.pooling is None else engine.facts.pooling.size
+    size = engine.facts.model_config.hidden_size
     if body.dimensions is not None and body.dimensions > size:
         raise RequestError(f"dimensions={body.dimensions} exceeds the {size} values of a vector", "dimensions")
     processor, most = engine.input_processor, body.truncate_prompt_tokens
