@@ -1,4 +1,4 @@
-"""The description of the exit of an engine process."""
+"""The description of the exit of an engine process, and its last message before it is ready."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import logging
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chairlift import EngineConfig
-from chairlift.engine.process.engine_child import EngineChild
+from chairlift.engine.process.engine_child import EngineChild, wait_for_facts
+from chairlift.engine.process.watchdog import Watchdog
+from chairlift.engine.process.wire import StartFailed
+from chairlift.errors import ConfigError
 from chairlift.system.child_process import ChildProcess
 from chairlift.system.control_groups import ControlGroups
 
@@ -59,3 +63,24 @@ def test_a_process_that_cannot_be_configured_is_ended(monkeypatch: pytest.Monkey
         EngineChild(EngineConfig("no-model"), SLEEPS, logging.WARNING)
     assert [process.pid for process in processes] == [None]
     assert not list(tmp_path.iterdir())
+
+
+class EndingChild:
+    """A process whose last message arrives right after a wait for messages, together with its exit."""
+
+    def __init__(self) -> None:
+        self.link = self
+        self.has_exited = False
+
+    def receive(self) -> StartFailed | None:
+        return StartFailed("ConfigError", "the reason") if self.has_exited else None
+
+    def wait(self, _seconds: float) -> bool:
+        self.has_exited = True
+        return False
+
+
+def test_the_last_message_is_read_before_the_exit_is_reported() -> None:
+    child: Any = EndingChild()
+    with pytest.raises(ConfigError, match="the reason"):
+        wait_for_facts(child, Watchdog(60.0))

@@ -159,6 +159,7 @@ def wait_for_facts(child: EngineChild, watchdog: Watchdog) -> EngineFacts:
         EngineDeadError: the process ended for another reason, or was not ready in time.
     """
     while True:
+        has_exited = child.has_exited  # The messages of a process that exits later may arrive later.
         message = child.link.receive()
         match message:
             case EngineReady(facts):
@@ -170,12 +171,12 @@ def wait_for_facts(child: EngineChild, watchdog: Watchdog) -> EngineFacts:
             case LogLine():
                 write_log_line(message)
             case None if not child.link.wait(GRACE_SECONDS):
-                _check_start(child, watchdog)
+                _check_start(child, watchdog, has_exited)
 
 
-def _check_start(child: EngineChild, watchdog: Watchdog) -> None:
+def _check_start(child: EngineChild, watchdog: Watchdog, has_exited: bool) -> None:
     """Raise EngineDeadError if a process that is not ready has ended, or has exceeded its time."""
-    if child.has_exited:
+    if has_exited:
         remedy = f"; free some memory{hint}" if (hint := limit_hint()) else ""
         raise EngineDeadError(f"the engine process ended while it started ({child.exit_description()}){remedy}")
     if not watchdog.check(True):
