@@ -1,8 +1,9 @@
 """An engine process with a fault: `python faulty_engine.py FAULT STEP MARKER [fake]`, over a model or a fake.
 
 At step STEP it raises or hangs. FAULT `once-raise` and `once-hang` take effect only if the file MARKER does not exist
-yet. Every step takes 10 ms longer, so that a test can act while requests run. No step is computed while a file `hold`
-exists beside MARKER. The number of the step that waits is then in a file `held`.
+yet. Every step takes 10 ms longer, so that a test can act while requests run. While a file `hold` exists beside MARKER,
+no step is computed, or none from the number in this file on. The number of the step that waits is then in a file
+`held`, and a file `commanded` exists as soon as a command has arrived.
 """
 
 from __future__ import annotations
@@ -22,12 +23,22 @@ STEP_SECONDS = 0.01
 HOLD = MARKER.with_name("hold")
 
 
+def is_held(step: int) -> bool:
+    """Whether a step must wait."""
+    try:
+        return step >= int(HOLD.read_text() or 0)
+    except FileNotFoundError:
+        return False
+
+
 class FaultyExecutor(engine_process.AnnouncingExecutor):
     def submit(self, output: SchedulerOutput) -> Any:
-        if HOLD.exists():
+        if is_held(output.step):
             HOLD.with_name("held").write_text(str(output.step))
-        while HOLD.exists():
+        while is_held(output.step):
             time.sleep(STEP_SECONDS)
+            if self._on_start.__self__._link.wait(0.0):
+                HOLD.with_name("commanded").touch()
         handle = super().submit(output)
         time.sleep(STEP_SECONDS)
         if output.step == STEP and not (FAULT.startswith("once-") and MARKER.exists()):

@@ -170,15 +170,15 @@ def test_the_blocks_of_an_aborted_request_are_free_within_two_steps(tiny_model_d
         )
         llm, received = AsyncLLM(client=client), EventList()
         llm.events.add(received)
+        (hold := tmp_path / "hold").write_text("30")
         continued = asyncio.create_task(outcome(llm, [5], forced(60)))
-        aborted, held = llm.start(None, [6] * 40, forced(80)), tmp_path / "held"
-        await until(lambda: any(isinstance(event, Step) and event.step == 20 for event in received.events))
-        (hold := tmp_path / "hold").touch()
-        await until(lambda: held.exists() and bool(held.read_text()))
+        aborted = llm.start(None, [6] * 40, forced(80))
+        await until((tmp_path / "held").exists)
         aborted.abort()
+        await until((tmp_path / "commanded").exists)
         hold.unlink()
         assert len(tokens(await continued)) == 60
-        first = int(held.read_text())
+        first = int((tmp_path / "held").read_text())
         steps = [event for event in received.events if isinstance(event, Step) and event.step >= first]
         assert all(len(step.request_ids) == 1 for step in steps[2:])
         assert steps[2].free_blocks > steps[0].free_blocks

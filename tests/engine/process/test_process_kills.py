@@ -6,16 +6,17 @@ import asyncio
 import logging
 import os
 import random
-import shlex
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chairlift import AsyncLLM
 from chairlift.engine.process import in_flight, process_client, restart_policy
+from chairlift.engine.process.engine_child import EngineChild
 from chairlift.errors import EngineDeadError
 from fakes import expected_tokens
 from process_engines import FAKE_ENGINE, forced, started, tiny_config
@@ -100,7 +101,7 @@ def test_an_engine_that_connects_late_gets_every_command(
 
 
 def test_a_restart_that_is_stuck_is_killed(
-    tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restart_policy, "FIRST_BACKOFF", 0.001)
     monkeypatch.setattr(process_client, "START_FACTOR", 0.0)
@@ -115,8 +116,13 @@ def test_a_restart_that_is_stuck_is_killed(
         llm.open()
         await llm.start(None, [5], forced(4)).collect()
         assert llm.status().last_failure is None
-        is_stuck = f"test -e {tmp_path}/hung && exec {shlex.join(FAKE_ENGINE)}; touch {tmp_path}/hung; exec sleep 60"
-        client._command = ("sh", "-c", is_stuck)
+        make_child = client._make_child
+
+        def make_stuck_child(*arguments: Any) -> EngineChild:
+            client._command = ("sleep", "60") if client.restarts == 1 else FAKE_ENGINE
+            return make_child(*arguments)
+
+        monkeypatch.setattr(client, "_make_child", make_stuck_child)
         os.kill(client.engine_pid, signal.SIGKILL)
         await until(lambda: "not ready 0.4 s after" in (llm.status().last_failure or ""))
         assert llm.status().state == "restarting"
