@@ -163,13 +163,17 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(server: RunningServer) -> No
     )
     os.close(terminal)
 
+    unread = ""
+
     def read_until(text: str) -> str:
-        seen, deadline = "", time.monotonic() + AMPLE_SECONDS
-        while text not in seen:
+        nonlocal unread
+        deadline = time.monotonic() + AMPLE_SECONDS
+        while text not in unread:
             ready, _, _ = select.select([controller], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, seen
-            seen += os.read(controller, 4096).decode(errors="replace")
-        return seen
+            assert ready, unread
+            unread += os.read(controller, 4096).decode(errors="replace")
+        before, _, unread = unread.partition(text)
+        return before
 
     read_until("> ")
     os.write(controller, b"Write a long story about a dragon and a knight.\n")

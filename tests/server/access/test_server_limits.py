@@ -186,18 +186,23 @@ def test_a_deadline_ends_calls_and_streams_with_an_error(server: RunningServer) 
 def test_a_deadline_holds_while_the_engine_hangs(server: RunningServer) -> None:
     executor = server.llm.engine.core._executor
     submit = executor.submit
-    may_continue = threading.Event()
+    hangs, may_continue = threading.Event(), threading.Event()
 
-    def hangs(plan: Any) -> Any:
+    def hang(plan: Any) -> Any:
         executor.submit = submit
+        hangs.set()
         may_continue.wait(AMPLE_SECONDS)
         return submit(plan)
 
-    executor.submit = hangs
-    answer = server.post("/v1/completions", completion_body(5, timeout=0.3), "ops-secret")
-    may_continue.set()
+    executor.submit = hang
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(server.post, "/v1/completions", completion_body(5), "ops-secret")
+        assert hangs.wait(AMPLE_SECONDS)
+        answer = server.post("/v1/completions", completion_body(5, timeout=0.3), "ops-secret")
+        may_continue.set()
     assert answer.status_code == 408
     assert "the engine does not respond" in answer.json()["error"]["message"]
+    assert call.result().status_code == 200
 
 
 def test_setting_the_clock_of_the_machine_changes_no_limit_or_deadline(

@@ -240,12 +240,12 @@ def test_spans_continue_the_callers_trace(observer: EngineObserver) -> None:
 
 @pytest.mark.parametrize(("seconds_later", "is_logged"), [(5.0, True), (-5.0, False)])
 def test_times_of_a_replica_on_another_machine_are_converted(
-    observer: EngineObserver, seconds_later: float, is_logged: bool
+    observer: EngineObserver, monkeypatch: pytest.MonkeyPatch, seconds_later: float, is_logged: bool
 ) -> None:
-    """The requests of the replica arrived almost at 0 of its clock, `seconds_later` than the call."""
-    start = time.monotonic() + seconds_later
-    here = EngineObserver(EventHub())
-    there = EngineObserver(EventHub(), SimpleNamespace(now=lambda: time.monotonic() - start))  # type: ignore[arg-type]
+    """The requests of the replica arrived almost at 0 of its clock, `seconds_later` than the call. No clock moves."""
+    monkeypatch.setattr(time, "time", lambda: 1e9)
+    here = EngineObserver(EventHub(), VirtualClock(1e6))
+    there = EngineObserver(EventHub(), VirtualClock(-seconds_later))
     there.tracker, there._calls = observer.tracker, observer._calls
     models: Any = [SimpleNamespace(observer=here, observers=[there], ended_observers=[])]
     exporter = InMemorySpanExporter()
