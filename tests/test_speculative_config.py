@@ -43,7 +43,7 @@ def test_an_engine_takes_the_fields_as_a_mapping() -> None:
         ({"method": "draft_model"}, "method=draft_model needs model, a draft model; got None"),
         ({"method": "ngram", "model": "small"}, "model needs method=draft_model: remove one of them"),
         ({"quantization": "int8"}, "quantization needs method=draft_model: remove one of them"),
-        ({"num_speculative_tokens": -1}, "num_speculative_tokens must be an integer from 1 to 64, got -1"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens must be an integer from 1 to 64, got 0"),
         ({"num_speculative_tokens": "5"}, "num_speculative_tokens must be an integer from 1 to 64, got '5'"),
         ({"prompt_lookup_min": 0}, "prompt_lookup_min must be an integer from 1 to 64, got 0"),
         ({"prompt_lookup_min": 5, "prompt_lookup_max": 4}, "prompt_lookup_max must be an integer from 5 to 64, got 4"),

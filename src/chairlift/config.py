@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 from chairlift.errors import ConfigError
-from chairlift.options import check_options, object_parser, option, parse_paths, parse_weights
+from chairlift.options import check_options, object_parser, option, parse_paths, parse_weights, unknown_option
 from chairlift.speculative_config import SpeculativeConfig
 from chairlift.step_time import RowTime, StepTime
 from chairlift.system.memory_amounts import parse_memory
@@ -389,6 +389,15 @@ class EngineConfig:
         self._check_lora()
         self._check_classifier()
         self.scheduler_config(2 if self.max_model_len is None else self.max_model_len)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> EngineConfig:
+        """The configuration with these options. Raises ConfigError if one is unknown, or as the constructor."""
+        known = [each.name for each in fields(cls)]
+        for name in options:
+            if name not in known:
+                raise ConfigError(unknown_option(name, known))
+        return cls(**options)
 
     def _check_disk_cache(self) -> None:
         if not self.has_prefix_cache:

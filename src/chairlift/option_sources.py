@@ -21,7 +21,7 @@ from cyclopts import App, CoercionError, CycloptsError, Group, Parameter, Token
 from cyclopts.config import Env
 
 from chairlift.errors import ConfigError
-from chairlift.options import Option, Selection, declared_options
+from chairlift.options import Option, Selection, declared_options, unknown_option
 from chairlift.system.input_files import MAX_OPTIONS_BYTES, read_text
 
 Record = TypeVar("Record")
@@ -266,9 +266,8 @@ def _add_values(found: Mapping[str, Any], content: Mapping[Any, Any], source: st
     for key, value in content.items():
         name = str(key).replace("-", "_")
         if name not in found:
-            close = get_close_matches(name, found, 1)
-            hint = f": did you mean {close[0].replace('_', '-')}?" if close else f"; options are {', '.join(found)}"
-            raise ConfigError(f"{source}: {key} is not an option{hint}")
+            known = [other.replace("_", "-") for other in found]
+            raise ConfigError(f"{source}: {unknown_option(name.replace('_', '-'), known)}")
         if name in names:
             raise ConfigError(f"{source}: {key} is given twice, with - and with _: remove one of them")
         names.add(name)

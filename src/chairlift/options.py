@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any, Final
 
 from chairlift.errors import ConfigError
@@ -25,6 +26,7 @@ class Option:
         help: one or two sentences with the meaning, the unit, and the default if it is not a constant.
         choices: the values that the option can have.
         minimum: the smallest value.
+        maximum: the largest value; it needs a minimum.
         parse: converts text, or the texts of a repeated option, to the value. Its second argument is the name of the
             option, for the message of a ConfigError.
         is_repeated: the option can be given several times on the command line.
@@ -37,6 +39,7 @@ class Option:
     help: str
     choices: tuple[str, ...] = ()
     minimum: float | None = None
+    maximum: float = math.inf
     parse: Callable[[Any, str], Any] | None = None
     is_repeated: bool = False
     takes_several: bool = False
@@ -77,6 +80,13 @@ def declared_options(record: type[Any]) -> dict[str, Option]:
     return {each.name: each.metadata[_KEY] for each in fields(record) if _KEY in each.metadata}
 
 
+def unknown_option(name: str, known: Sequence[str]) -> str:
+    """The message about an unknown option, with the known name that is close to it, or all known names."""
+    close = get_close_matches(name, known, 1)
+    hint = f": did you mean {close[0]}?" if close else f"; options are {', '.join(known)}"
+    return f"{name} is not an option{hint}"
+
+
 def check_options(record: Any, declared_by: type[Any] | None = None) -> None:
     """Parse the values of options that are text, and check the values. `__post_init__` of a record calls it.
 
@@ -101,10 +111,10 @@ def check_options(record: Any, declared_by: type[Any] | None = None) -> None:
             if declared.choices and each not in declared.choices:
                 raise ConfigError(f"{name} must be one of {', '.join(declared.choices)}, got {each!r}")
             if declared.minimum is not None:
-                _check_minimum(name, each, declared.minimum)
+                _check_range(name, each, declared.minimum, declared.maximum)
 
 
-def _check_minimum(name: str, value: Any, low: float) -> None:
+def _check_range(name: str, value: Any, low: float, high: float) -> None:
     kind, types = ("an integer", (int,)) if isinstance(low, int) else ("a number", (int, float))
     if isinstance(value, bool) or not isinstance(value, types):
         raise ConfigError(f"{name} must be {kind}, got {value!r:.80}")
@@ -112,6 +122,8 @@ def _check_minimum(name: str, value: Any, low: float) -> None:
         raise ConfigError(f"{name} must be a finite number, got {value}")
     if value < low:
         raise ConfigError(f"{name} must be at least {low:g}, got {value}")
+    if value > high:
+        raise ConfigError(f"{name} must be at most {high:.0f}, got {value}")
 
 
 def object_parser(example: str) -> Callable[[str, str], dict[str, Any]]:

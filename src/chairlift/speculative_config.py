@@ -27,7 +27,7 @@ class SpeculativeConfig:
             "draft_model" proposes the tokens of a smaller model; "mtp" those of the model's own predictor. "" selects
             "draft_model" if `model` is set, otherwise "ngram". Also one of MTP_NAMES.
         num_speculative_tokens: maximum number of draft tokens of a request in a step; fewer are verified if they would
-            not pay. 0 selects the default of the method.
+            not pay. None selects the default of the method.
         prompt_lookup_min: the number of last tokens that an earlier occurrence must have in common.
         prompt_lookup_max: the number of tokens that are compared to choose among several occurrences.
         model: the draft model, as `EngineConfig.model`. Its tokenizer must be that of the model.
@@ -38,7 +38,7 @@ class SpeculativeConfig:
     """
 
     method: str = ""
-    num_speculative_tokens: int = 0
+    num_speculative_tokens: int = None  # type: ignore[assignment]  # __post_init__ sets it
     prompt_lookup_min: int = DEFAULT_LOOKUP_MIN
     prompt_lookup_max: int = DEFAULT_LOOKUP_MAX
     model: str | None = None
@@ -63,7 +63,7 @@ class SpeculativeConfig:
                 "speculative_config: prompt_lookup_min and prompt_lookup_max need method=ngram: remove them, or "
                 f"{'model' if self.method == 'draft_model' else 'method=mtp'}"
             )
-        if self.num_speculative_tokens == 0:
+        if self.num_speculative_tokens is None:
             object.__setattr__(self, "num_speculative_tokens", DEFAULT_TOKENS[self.method])
         self._check_range("num_speculative_tokens", 1, MAX_SPECULATIVE_TOKENS)
         self._check_range("prompt_lookup_min", 1, MAX_LOOKUP)

@@ -193,13 +193,14 @@ def test_a_full_disk_behind_the_standard_output_is_explained(unbuffered: str) ->
 
 @pytest.mark.parametrize("is_closed", [False, True])
 def test_an_error_of_another_file_is_not_one_of_the_standard_output(
-    is_closed: bool, monkeypatch: pytest.MonkeyPatch
+    is_closed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("chairlift.cli.main.run_command", mock.Mock(side_effect=OSError(errno.ENOSPC, "full")))
     if is_closed:
         monkeypatch.setattr(sys, "stdout", None)
     with pytest.raises(OSError, match="full"):
         main()
+    assert capsys.readouterr().out == ""
 
 
 def test_a_reader_of_the_standard_output_may_end_early() -> None:

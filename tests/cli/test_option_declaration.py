@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 class PumpOptions:
     OPTION_GROUP: ClassVar = "Pump"
 
-    speed: int = option(3, "Litres per second.", minimum=1)
+    speed: int = option(3, "Litres per second.", minimum=1, maximum=10**9)
     mode: str = option("slow", "How it runs.", choices=("slow", "fast"))
     tank: int = option(1 << 30, "Size of the tank, such as 2GiB.", parse=parse_memory)
 
@@ -79,6 +79,7 @@ def test_a_file_and_text_with_a_unit(tmp_path: Path) -> None:
         (["--mode", "warp"], 'Invalid value "warp" for --mode. Choose from: "slow", "fast".'),
         (["--presure", "1"], "Unknown option: --presure. Did you mean --pressure?"),
         (["--speed", "0"], "speed must be at least 1, got 0"),
+        (["--speed", "9999999999"], "speed must be at most 1000000000, got 9999999999"),
         (["--tank", "full"], "tank must be a positive amount such as 4GiB"),
     ],
 )

@@ -77,6 +77,8 @@ def test_a_long_text_is_an_error_or_cut_off(tmp_path: Path) -> None:
     expected = np.array(SentenceTransformer(str(folder), device="cpu").encode([text]))
     assert np.abs(cut - expected).max() < 1e-4
     assert np.abs(np.array(llm.embed(text, truncate_prompt_tokens=10)) - cut).max() > 1e-3
+    with pytest.raises(RequestError, match=r"truncate_prompt_tokens=1 leaves no room .* has 2 tokens"):
+        llm.embed(text, truncate_prompt_tokens=1)
 
 
 def test_small_token_budgets_change_nothing(tmp_path: Path) -> None:

@@ -253,6 +253,7 @@ def test_the_default_max_model_len_fits_the_pool_and_is_logged(
         ({"kv": "max", "num_kv_blocks": 7, "max_model_len": 100}, "exceeds the 64 tokens .* under kv=max"),
         ({"kv_cache_memory_bytes": 1000}, "KV memory budget"),
         ({"dtype": "int8"}, "dtype must be one of"),
+        ({"max_num_seq": 3}, r"^max_num_seq is not an option: did you mean max_num_seqs\?"),
         ({"device": "tpu"}, "device must be cpu or cuda"),
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
         ({"preemption_mode": "swap", "swap_space": float("inf")}, "swap_space must be a finite number"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
 
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.help import ColumnSpec, DefaultFormatter, DescriptionRenderer, NameRenderer
@@ -77,31 +78,38 @@ def run_command(arguments: Sequence[str]) -> None:
 
 def main() -> None:
     """Run the command line. Errors of the user are printed as a message with exit status 2, without a traceback."""
-    failure = None
+    output_errors = record_output_errors()
     try:
         run_command(sys.argv[1:])
-        failure = output_error("")
+        print(end="", flush=True)
     except ChairliftError as error:
         print_error(str(error))
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except OSError as error:
-        failure = output_error("\n")  # Fails in the same way if the error is that of the standard output.
-        if failure is None or failure.errno != error.errno:
+        if error not in output_errors:
             raise
-    if failure is not None:
-        if failure.errno != errno.EPIPE:
-            problem = f"the standard output cannot be written: {failure.strerror}"
+        if error.errno != errno.EPIPE:
+            problem = f"the standard output cannot be written: {error.strerror}"
             print_error(f"{problem}; free space, or redirect it to another file")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again when it ends.
-        raise SystemExit(1)
+        raise SystemExit(1) from None
 
 
-def output_error(text: str) -> OSError | None:
-    """Write a text to the standard output, and flush it. Returns the error, or None if there is none."""
+def record_output_errors() -> list[OSError]:
+    """A list to which each error of a write to the file of the standard output is added from now on."""
+    errors: list[OSError] = []
+    buffer = getattr(sys.stdout, "buffer", None)  # The standard output is None if it is closed.
+    file: Any = getattr(buffer, "raw", buffer)  # It has no buffer if PYTHONUNBUFFERED is set.
+    if file is not None:
+        file.write = partial(_write, file.write, errors)
+    return errors
+
+
+def _write(write: Callable[[bytes], int], errors: list[OSError], data: bytes) -> int:
     try:
-        print(end=text, flush=True)
+        return write(data)
     except OSError as error:
-        return error
-    return None
+        errors.append(error)
+        raise

@@ -135,7 +135,7 @@ class AsyncLLM:
         if client is None:
             from chairlift.engine.process.thread_client import ThreadClient  # imports torch
 
-            client = ThreadClient(config or EngineConfig(**options))
+            client = ThreadClient(config or EngineConfig.from_options(options))
         self._client = client
         self.events = self._client.events
         self._processor = OutputProcessor(self._client.engine.input_processor.tokenizer)

@@ -41,7 +41,7 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, *, engine: Engine | None = None, **options: Any) -> None:
-        self.engine = engine or _build_engine(EngineConfig(model=model, **options))
+        self.engine = engine or _build_engine(EngineConfig.from_options({"model": model, **options}))
         self._processor = OutputProcessor(self.engine.tokenizer)
         self._sampling_defaults = self.engine.facts.sampling_defaults
         self._ids = map("llm-{}".format, itertools.count())

@@ -127,6 +127,7 @@ HASH = "sha256:" + digest("x").hex()
         ),
         (f'[[keys]]\nname = "sk-a/b"\nhash = "{HASH}"', r"matching regex .* at `\$\.name`; the fields"),
         (f'[[keys]]\nname = "a"\nhash = "{HASH}"\nmodels = ["b", 1]', r"`int` - at `\$\.models\[1\]`; the fields"),
+        (f'[[keys]]\nname = "a"\nhash = "{HASH}"\nmodels = [""]', r"`str` of length >= 1 - at `\$\.models\[0\]`"),
         (f'[[keys]]\nname = "a"\nhash = "{HASH}"\nsecret = "x"', "unknown field `secret`"),
         (
             f'[[keys]]\nname = "a"\nhash = "{HASH}"\ncpu_seconds_per_minute = 6',

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.completions import CompletionRequest
 from chairlift.server.protocol.messages import MessagesRequest
+from chairlift.server.protocol.pooling import EmbeddingRequest
 from chairlift.server.protocol.responses import ResponsesRequest
 from chairlift.server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from chairlift.server.protocol.validation_errors import describe_validation_errors
@@ -106,6 +107,7 @@ def chat(content: Any, role: str = "user", **fields: Any) -> dict[str, Any]:
         (CompletionRequest, {}, "prompt is required"),
         (CompletionRequest, {"prompt": "x", "timeout": float("nan")}, "timeout must be a finite number, got NaN"),
         (CompletionRequest, {"prompt": "x", "timeout": float("inf")}, "timeout must be a finite number, got Infinity"),
+        (EmbeddingRequest, {"input": "x", "timeout": 0}, "timeout must be greater than 0, got 0"),
         (CompletionRequest, {"prompt": "x", "stop": {}}, "stop must be a string or a list, got {}"),
         (
             CompletionRequest,

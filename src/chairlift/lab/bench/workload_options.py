@@ -14,7 +14,7 @@ import numpy as np
 from chairlift.errors import ConfigError
 from chairlift.lab.workload.arrivals import ArrivalProcess, with_arrivals
 from chairlift.lab.workload.lengths import parse_lengths
-from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.request import MAX_NUM_PROMPTS, WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
 from chairlift.lab.workload.traces.formats import TraceOptions
 from chairlift.lab.workload.traces.trace_loader import read_trace
@@ -38,7 +38,9 @@ class WorkloadOptions:
 
     OPTION_GROUP: ClassVar = "Workload"
 
-    num_prompts: int | None = option(None, "Number of requests. Default: 64, or all requests of the trace.", minimum=1)
+    num_prompts: int | None = option(
+        None, "Number of requests. Default: 64, or all requests of the trace.", minimum=1, maximum=MAX_NUM_PROMPTS
+    )
     seed: int = option(0, "Seed of lengths, tokens and arrivals.", name="workload_seed", minimum=0)
     input_len: str | None = option(
         None,

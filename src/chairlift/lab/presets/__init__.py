@@ -30,6 +30,7 @@ from chairlift.errors import ConfigError
 from chairlift.lab.presets import cache_hits, memory_use, preemption_cost, rate_sweep, service_gap
 from chairlift.lab.presets.study import Study, StudyResult, measure_systems
 from chairlift.lab.tables import constants_table, make_table, print_parts, print_report
+from chairlift.lab.workload.request import MAX_NUM_PROMPTS
 from chairlift.options import check_options, option
 
 RUNNERS: Final[dict[str, Callable[[Study, Callable[[], object]], StudyResult]]] = {
@@ -48,7 +49,7 @@ class PresetOptions:
     """The options of a preset; None selects the preset's value."""
 
     workload_seed: int | None = option(None, "Seed of lengths, tokens and arrivals.", minimum=0)
-    num_prompts: int | None = option(None, "Number of requests in each run.", minimum=1)
+    num_prompts: int | None = option(None, "Number of requests in each run.", minimum=1, maximum=MAX_NUM_PROMPTS)
     trace: Path | None = option(None, "Recorded workload, for the presets that need one.")
 
     def __post_init__(self) -> None:

@@ -6,10 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from chairlift.errors import ConfigError
 from chairlift.sampling_params import SamplingParams
 from chairlift.slo import SLO
+
+MAX_NUM_PROMPTS: Final = 1_000_000
+"""The largest number of requests that can be set, which take about 5 GB."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from chairlift.errors import RequestError
 from chairlift.loading.text.marked_text import MarkedText
-from chairlift.loading.text.tokenizer import Tokenizer
+from chairlift.loading.text.tokenizer import Tokenizer, room_for_texts
 
 PREFIX: Final = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
@@ -26,18 +25,11 @@ def encode_rerank_prompt(tokenizer: Tokenizer, query: str, document: str, max_to
         max_tokens: maximum number of tokens of the prompt, to which the end of the document is cut off.
 
     Raises:
-        RequestError: the prompt has more than `max_tokens` tokens without query and document.
+        RequestError: as `room_for_texts`.
     """
     before, after = (tokenizer.encode(text, add_special_tokens=False) for text in (PREFIX, SUFFIX))
     texts = MarkedText(f"<Instruct>: {INSTRUCTION}\n<Query>: {query}\n<Document>: {document}")
     tokens = tokenizer.encode(texts, add_special_tokens=False)
     if max_tokens is not None:
-        room = max_tokens - len(before) - len(after)
-        if room < 1:
-            raise RequestError(
-                f"truncate_prompt_tokens={max_tokens} leaves no room for the texts: the prompt of this model has "
-                f"{len(before) + len(after)} tokens without them",
-                "truncate_prompt_tokens",
-            )
-        tokens = tokens[:room]
+        tokens = tokens[: room_for_texts(max_tokens, len(before) + len(after))]
     return [*before, *tokens, *after]

@@ -20,6 +20,21 @@ BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 MAX_TOKEN_ID: Final = (1 << 32) - 1  # The library raises an error for larger ids.
 
 
+def room_for_texts(max_tokens: int, num_others: int) -> int:
+    """The number of tokens that the texts of a prompt may have, which has `num_others` besides.
+
+    Raises:
+        RequestError: it is less than 1.
+    """
+    if max_tokens <= num_others:
+        raise RequestError(
+            f"truncate_prompt_tokens={max_tokens} leaves no room for the texts: the prompt of this model has "
+            f"{num_others} tokens without them",
+            "truncate_prompt_tokens",
+        )
+    return max_tokens - num_others
+
+
 class Tokenizer:
     """A tokenizer and its chat template. Safe to use from several threads.
 
@@ -95,11 +110,14 @@ class Tokenizer:
         Args:
             max_tokens: the end of the second text, and then that of the first one, is cut off to this number of tokens,
                 which includes the tokens that the model adds.
+
+        Raises:
+            RequestError: as `room_for_texts`.
         """
         first = self.backend.encode(text, add_special_tokens=False)
         other = None if second is None else self.backend.encode(second, add_special_tokens=False)
         if max_tokens is not None:
-            room = max(0, max_tokens - self.backend.num_special_tokens_to_add(other is not None))
+            room = room_for_texts(max_tokens, self.backend.num_special_tokens_to_add(other is not None))
             first.truncate(min(room, len(first)))
             if other is not None:
                 other.truncate(min(room - len(first), len(other)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,11 +69,9 @@ class AdmissionController:
 
         Raises:
             OverloadedError: the queue is full, a limit of the key has been reached, or the server drains.
-            RequestError: `timeout` is invalid, or the call exceeds a limit even when the server is idle.
+            RequestError: the call exceeds a limit even when the server is idle.
         """
         num_tokens = sum(map(len, prompts))
-        if timeout is not None and not 0 < timeout < math.inf:
-            raise RequestError(f"timeout must be a number of seconds > 0, got {timeout}", "timeout")
         if slot is None:
             self._check_draining()
         else:

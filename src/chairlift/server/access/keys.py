@@ -44,7 +44,7 @@ class _KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hash: Annotated[str, msgspec.Meta(pattern=rf"^({_HASH_PREFIX})?[0-9a-f]{{64}}\Z")]
     admin: bool = False
     weight: _Positive = 1.0
-    models: Annotated[frozenset[str], msgspec.Meta(min_length=1)] | None = None
+    models: Annotated[frozenset[Annotated[str, msgspec.Meta(min_length=1)]], msgspec.Meta(min_length=1)] | None = None
     requests_per_minute: _Positive | None = None
     tokens_per_minute: _Positive | None = None
     max_concurrent: Annotated[int, msgspec.Meta(ge=1)] | None = None

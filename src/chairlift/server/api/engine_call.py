@@ -171,7 +171,7 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
         self.permit = self._admission.admit(
             record.key,
             [token_ids for _, token_ids in prompts],
-            timeout=None if timeout is None or timeout <= 0 else max(1e-3, timeout - record.model_seconds),
+            timeout=None if timeout is None else max(1e-3, timeout - record.model_seconds),
             cache_salt=self.body.cache_salt,
             slot=record.slot,
         )

@@ -248,8 +248,6 @@ class ModelManager:
         while len(self._waits) > MAX_WAITS:
             self._waits.popitem(last=False)
         timeout: float | None = getattr(body, "timeout", None)
-        if timeout is not None and not timeout > 0:
-            timeout = None
         try:
             async with asyncio.timeout(timeout):
                 return await self.acquire(model)

@@ -95,7 +95,7 @@ class CallFields(CompatibilityFields):
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
         None, description="Cached prefixes are shared only between requests with the same salt."
     )
-    timeout: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="Seconds after which the request is aborted with status 408."
     )
 
