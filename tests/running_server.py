@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,17 @@ from fastapi import FastAPI
 
 from chairlift import AsyncLLM
 from chairlift.cluster.replicated_model import observe_replicas
+from chairlift.events import Event
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.keys import KeyRing
 from chairlift.server.application import create_app
 from chairlift.server.draining_server import DrainingServer
-from chairlift.server.http.browser_access import CorsOptions
 from chairlift.server.http.http_protocol import uvicorn_config
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.serve_options import ServeOptions
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
-from chairlift.server.web.page_options import PageOptions
 from in_process_cluster import make_cluster
 from plain_http import NO_TLS
 from step_gate import StepGate
@@ -111,9 +110,10 @@ def open_options(
     limits: ServerLimits | None = None,
     api: ApiOptions | None = None,
     observability: ObservabilityOptions | None = None,
-    cors: CorsOptions | None = None,
+    allowed_origins: tuple[str, ...] = (),
     allowed_hosts: Sequence[str] | None = None,
-    pages: PageOptions | None = None,
+    page_control: bool | None = None,
+    simulate_policy: Callable[..., list[Event]] | None = None,
 ) -> ServeOptions:
     """The options of a server for every host, without an access log."""
     return ServeOptions(
@@ -123,11 +123,12 @@ def open_options(
             keys=keys or KeyRing(),
             allow_unauthenticated=not keys,
             allowed_hosts=None if allowed_hosts is None else tuple(allowed_hosts),
-            cors=cors or CorsOptions(),
+            allowed_origins=allowed_origins,
         ),
         api=api or ApiOptions(),
         observability=observability or ObservabilityOptions("none"),
-        pages=pages or PageOptions(),
+        page_control=page_control,
+        simulate_policy=simulate_policy,
     )
 
 
@@ -140,10 +141,11 @@ def run_server(
     limits: ServerLimits | None = None,
     api: ApiOptions | None = None,
     observability: ObservabilityOptions | None = None,
-    cors: CorsOptions | None = None,
+    allowed_origins: tuple[str, ...] = (),
     tls: ssl.SSLContext | None = None,
     allowed_hosts: Sequence[str] | None = None,
-    pages: PageOptions | None = None,
+    page_control: bool | None = None,
+    simulate_policy: Callable[..., list[Event]] | None = None,
     root_path: str = "",
 ) -> Iterator[RunningServer]:
     if ON_CLUSTER:
@@ -154,9 +156,10 @@ def run_server(
         limits=limits,
         api=api,
         observability=observability,
-        cors=cors,
+        allowed_origins=allowed_origins,
         allowed_hosts=allowed_hosts,
-        pages=pages,
+        page_control=page_control,
+        simulate_policy=simulate_policy,
     )
     app = create_app(llm, options)
     if ON_CLUSTER:

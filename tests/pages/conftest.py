@@ -13,7 +13,6 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from chairlift import AsyncLLM
 from chairlift.lab.bench.policy_comparison import simulate_policy
 from chairlift.server.access.keys import KeyRing, key_record, parse_key
-from chairlift.server.web.page_options import PageOptions
 from running_server import MODEL, RunningServer, run_server
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
@@ -31,8 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def server(smollm2_gguf: Path) -> Iterator[RunningServer]:
     """The default model without keys, with bursts and the simulator."""
     llm = AsyncLLM(model=str(smollm2_gguf), num_kv_blocks=1000, num_threads=1, max_num_seqs=8)
-    pages = PageOptions(page_control=True, simulate_policy=simulate_policy)
-    with run_server(llm, MODEL, pages=pages) as running:
+    with run_server(llm, MODEL, page_control=True, simulate_policy=simulate_policy) as running:
         yield running
 
 

@@ -13,7 +13,6 @@ from chairlift.server.application import create_models_app
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.server.web.page_options import PageOptions
 from running_server import open_options, run_app
 from waiting import wait_for
 
@@ -30,7 +29,7 @@ def url(tiny_model_dir: Callable[..., Path]) -> Iterator[str]:
         model = ServedModel(name, None, llm.events)
         model.set_service(ModelService(llm, name, ApiOptions()))
         models.append(model)
-    app = create_models_app(ModelManager(models), open_options(pages=PageOptions(page_control=True)))
+    app = create_models_app(ModelManager(models), open_options(page_control=True))
     with run_app(app) as (address, _server):
         yield address
 

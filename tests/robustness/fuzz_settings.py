@@ -24,7 +24,6 @@ from chairlift.option_sources import read_options
 from chairlift.options import Selection, declared_options
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.keys import key_record, load_keys, to_toml
-from chairlift.server.http.browser_access import CorsOptions
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.models.model_options import ModelOptions
 from chairlift.server.preparation.api_options import ApiOptions
@@ -167,7 +166,6 @@ OPTION_RECORDS = (
     EngineConfig,
     ServerLimits,
     AccessOptions,
-    CorsOptions,
     ApiOptions,
     ObservabilityOptions,
     ModelOptions,

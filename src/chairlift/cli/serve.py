@@ -31,7 +31,7 @@ def start_server(*, options: ServeOptions, config_file: ConfigFile = None) -> No
     prepare_engine(options.observability.access_log_format)
     from chairlift.server.serve import run
 
-    options = replace(options, pages=replace(options.pages, simulate_policy=simulate_policy))
+    options = replace(options, simulate_policy=simulate_policy)
     run(options, started, None if options.replicas is None else _local_cluster(options, options.replicas))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -21,9 +20,11 @@ from chairlift.engine.async_llm import AsyncLLM
 from chairlift.errors import ChairliftError, ConfigError
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import KeyMiddleware, is_admin_call
+from chairlift.server.access.event_readers import EventReaders
 from chairlift.server.api import engine, health, models, requests
 from chairlift.server.api.routes import ENDPOINTS, EndpointCaller, make_router
 from chairlift.server.http.body_limits import BodyLimitMiddleware
+from chairlift.server.http.browser_access import ANY, EXPOSED_HEADERS
 from chairlift.server.http.error_responses import describe_error, error_response
 from chairlift.server.http.root_path import route_path
 from chairlift.server.models.model_manager import ModelManager
@@ -32,7 +33,7 @@ from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.protocol.base import ErrorBody
 from chairlift.server.serve_options import ServeOptions
 from chairlift.server.telemetry.call_log import CallLogMiddleware
-from chairlift.server.web.page_routes import data_router, file_router
+from chairlift.server.web.page_routes import PageData, file_router
 from chairlift.version import __version__
 
 
@@ -136,8 +137,14 @@ def _add_middlewares(app: FastAPI, options: ServeOptions) -> None:
     app.add_middleware(BodyLimitMiddleware, max_bytes=options.limits.max_body_bytes)
     app.add_middleware(KeyMiddleware, keys=access.keys)
     app.add_middleware(ServerErrorMiddleware, handler=_respond_to_error)
-    if access.cors.allowed_origins:
-        app.add_middleware(CORSMiddleware, **access.cors.middleware_options())
+    if access.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=access.allowed_origins,
+            allow_methods=(ANY,),
+            allow_headers=(ANY,),
+            expose_headers=EXPOSED_HEADERS,
+        )
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=options.hosts, www_redirect=False)
 
 
@@ -149,13 +156,14 @@ def _add_routes(
     options: ServeOptions,
 ) -> None:
     keys = options.access.keys
-    pages = replace(options.pages, page_control=options.has_page_control)
+    readers, simulate_policy = EventReaders(keys), options.simulate_policy
+    page = PageData(manager, admission, readers, options.has_page_control, simulate_policy)
     tagged = {
         "Generation and embeddings": [make_router(ENDPOINTS, EndpointCaller(manager, admission))],
         "Models": [models.router(manager)],
         "Engine and requests": [engine.router(manager, keys), requests.router(observers, manager, admission)],
         "Health": [health.router(manager, admission)],
-        "Pages": [file_router(), data_router(manager, admission, keys, pages)],
+        "Pages": [file_router(), page.router()],
     }
     for tag, routers in tagged.items():
         for router in routers:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
+from chairlift.events import Event
 from chairlift.loading.resolve import model_name
 from chairlift.options import Selection, check_options, option
 from chairlift.server.access.access_options import AccessOptions
@@ -15,12 +17,16 @@ from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.models.model_options import ModelOptions, ModelSpec, check_names
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
-from chairlift.server.web.page_options import PageOptions
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """The options of a server and of its engine."""
+    """The options of a server and of its engine.
+
+    Attributes:
+        simulate_policy: simulates requests under another policy, as `lab.bench.policy_comparison`; None if the live
+            page cannot compare policies.
+    """
 
     OPTION_GROUP: ClassVar = "Server"
 
@@ -39,13 +45,16 @@ class ServeOptions:
     watchdog_timeout: float = option(
         120.0, "Seconds without a step after which a busy engine is restarted; 0 disables it.", minimum=0.0
     )
+    page_control: bool | None = option(
+        None, "Allow the live page to send bursts of synthetic requests. Default: only without keys on the loopback."
+    )
     models: ModelOptions = field(default_factory=ModelOptions)
     engine: Annotated[EngineConfig, Selection(without=("model",))] = field(default_factory=EngineConfig)
     limits: ServerLimits = field(default_factory=ServerLimits)
     access: AccessOptions = field(default_factory=AccessOptions)
     api: ApiOptions = field(default_factory=ApiOptions)
     observability: ObservabilityOptions = field(default_factory=ObservabilityOptions)
-    pages: PageOptions = field(default_factory=PageOptions)
+    simulate_policy: Callable[..., list[Event]] | None = None
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -64,5 +73,5 @@ class ServeOptions:
     @property
     def has_page_control(self) -> bool:
         """Whether the live page may send bursts of requests and simulate other policies."""
-        control = self.pages.page_control
+        control = self.page_control
         return self.access.is_private(self.host) if control is None else control

@@ -32,7 +32,6 @@ from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.web.page_bodies import SimulatedRequestBody
-from chairlift.server.web.page_options import PageOptions
 from plain_http import NO_TLS
 from pooling_models import write_pooling_model
 from running_server import completion_body, open_options, run_app
@@ -183,8 +182,10 @@ def server(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPat
             return simulate_policy(engine, cost, policy, requests, count_event)
 
     manager = ModelManager([serve_model("tiny", models[0]), serve_model("encoder", models[1])])
-    pages = PageOptions(page_control=True, simulate_policy=simulate)
-    with run_app(create_models_app(manager, open_options(pages=pages))) as (url, uvicorn):
+    with run_app(create_models_app(manager, open_options(page_control=True, simulate_policy=simulate))) as (
+        url,
+        uvicorn,
+    ):
         yield WorkingServer(url, uvicorn, models, work)
     manager.close()
 

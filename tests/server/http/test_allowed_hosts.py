@@ -15,7 +15,7 @@ from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.keys import Key, KeyRing, digest
-from chairlift.server.http.browser_access import LOOPBACK_HOSTS, CorsOptions, parse_hosts
+from chairlift.server.http.browser_access import LOOPBACK_HOSTS, parse_hosts
 from command_runner import invoke
 from running_server import RunningServer, open_options, run_server
 
@@ -27,7 +27,7 @@ def server(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
     """A server like `chairlift serve` without keys on the loopback, with CORS for every page."""
     llm = AsyncLLM(model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1)
     hosts = AccessOptions().allowed_hosts_for("127.0.0.1")
-    with run_server(llm, "tiny", allowed_hosts=hosts, cors=CorsOptions(allowed_origins=("*",))) as running:
+    with run_server(llm, "tiny", allowed_hosts=hosts, allowed_origins=("*",)) as running:
         yield running
 
 

@@ -14,7 +14,7 @@ import pytest
 from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
 from chairlift.server.access.keys import Key, KeyRing, digest
-from chairlift.server.http.browser_access import CorsOptions
+from chairlift.server.http.browser_access import parse_origins
 from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from command_runner import invoke
@@ -49,7 +49,7 @@ def guarded(tiny_model_dir: Callable[..., Path], log: Path) -> Iterator[RunningS
         ]
     )
     options = {"limits": ServerLimits(max_body_bytes=2048), "observability": ObservabilityOptions("json", log)}
-    with serve(tiny_model_dir("llama"), keys=keys, cors=CorsOptions((PAGE,)), **options) as running:
+    with serve(tiny_model_dir("llama"), keys=keys, allowed_origins=(PAGE,), **options) as running:
         yield running
 
 
@@ -181,14 +181,14 @@ def test_a_body_that_needs_no_preflight_is_rejected(tiny_server: RunningServer) 
 
 
 def test_an_asterisk_allows_every_page(tiny_model_dir: Callable[..., Path]) -> None:
-    with serve(tiny_model_dir("llama"), cors=CorsOptions(("*",))) as server:
+    with serve(tiny_model_dir("llama"), allowed_origins=("*",)) as server:
         assert preflight(server, FOREIGN).headers["access-control-allow-origin"] == "*"
         assert call(server, json=COMPLETION, origin=FOREIGN).headers["access-control-allow-origin"] == "*"
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "tauri://localhost", "http://[::1]:8080", "null", "*"])
 def test_origins_that_browsers_send_are_valid(origin: str) -> None:
-    assert CorsOptions((origin,)).middleware_options()["allow_origins"] == (origin,)
+    assert parse_origins([origin]) == (origin,)
 
 
 @pytest.mark.parametrize(
@@ -220,4 +220,4 @@ def test_the_command_passes_the_lists_to_the_server(monkeypatch: pytest.MonkeyPa
     result = invoke(["serve", "--allowed-origins", json.dumps([PAGE])])
     assert result.exception is None
     (access,) = given
-    assert access.cors == CorsOptions((PAGE,))
+    assert access.allowed_origins == (PAGE,)

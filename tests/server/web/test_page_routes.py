@@ -27,7 +27,6 @@ from chairlift.server.http.root_path import parse_root_path
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.burst import start_burst
 from chairlift.server.web.page_bodies import BurstBody
-from chairlift.server.web.page_options import PageOptions
 from running_server import RunningServer, completion_body, run_server
 from waiting import wait_for
 
@@ -57,8 +56,7 @@ def guarded(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
 @pytest.fixture(scope="module")
 def open_server(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
     """A server without keys, and with bursts and the simulator."""
-    pages = PageOptions(page_control=True, simulate_policy=simulate_policy)
-    with run_server(tiny_llm(tiny_model_dir), "tiny", pages=pages) as running:
+    with run_server(tiny_llm(tiny_model_dir), "tiny", page_control=True, simulate_policy=simulate_policy) as running:
         yield running
 
 
@@ -353,8 +351,7 @@ def test_only_json_is_accepted_because_other_sites_can_send_other_types(open_ser
 
 
 def test_a_simulation_needs_the_cost_of_steps(tiny_model_dir: Callable[..., Path]) -> None:
-    pages = PageOptions(page_control=True, simulate_policy=simulate_policy)
-    with run_server(tiny_llm(tiny_model_dir), "tiny", pages=pages) as server:
+    with run_server(tiny_llm(tiny_model_dir), "tiny", page_control=True, simulate_policy=simulate_policy) as server:
         answer = server.post("/v1/page/simulation", {"requests": [SIMULATED]})
     assert answer.status_code == 409
     assert "send requests first" in answer.json()["error"]["message"]

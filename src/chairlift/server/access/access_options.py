@@ -15,7 +15,7 @@ from typing import ClassVar
 from chairlift.errors import ConfigError
 from chairlift.options import check_options, option
 from chairlift.server.access.keys import KeyReloader, KeyRing, load_keys
-from chairlift.server.http.browser_access import ANY, LOOPBACK_HOSTS, CorsOptions, parse_host, parse_hosts
+from chairlift.server.http.browser_access import ANY, LOOPBACK_HOSTS, parse_host, parse_hosts, parse_origins
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,14 @@ class AccessOptions:
         "names.",
         parse=parse_hosts,
     )
+    allowed_origins: tuple[str, ...] = option(
+        (),
+        "Origins of web pages that may call the server, as browsers send them, in a JSON list; * is every origin. "
+        "Default: none.",
+        parse=parse_origins,
+    )
     ssl_certfile: Path | None = option(None, "Certificate for TLS (PEM).")
     ssl_keyfile: Path | None = option(None, "Private key of the certificate (PEM).")
-    cors: CorsOptions = field(default_factory=CorsOptions)
     key_reloader: KeyReloader | None = None
 
     def __post_init__(self) -> None:

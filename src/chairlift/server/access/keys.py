@@ -241,17 +241,9 @@ def parse_key(record: Any, where: str) -> Key:
         ) from None
     except RequestError as error:
         raise ConfigError(f"{where}: {error}") from None
-    return Key(
-        found.name,
-        bytes.fromhex(found.hash.removeprefix(_HASH_PREFIX)),
-        found.admin,
-        found.models,
-        found.requests_per_minute,
-        found.tokens_per_minute,
-        found.max_concurrent,
-        found.weight,
-        slo,
-    )
+    same = {name: value for name, value in msgspec.structs.asdict(found).items() if hasattr(Key, name)}
+    digest = bytes.fromhex(found.hash.removeprefix(_HASH_PREFIX))
+    return Key(**{**same, "digest": digest, "is_admin": found.admin, "slo": slo})
 
 
 class KeyReloader:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from collections.abc import Sequence
+from typing import Final
 
 from chairlift.errors import ConfigError
-from chairlift.options import check_options, option, parse_names, split_names
+from chairlift.options import parse_names, split_names
 
 ANY: Final = "*"
 LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]", "*.localhost")
@@ -57,37 +57,17 @@ def parse_host(text: str) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class CorsOptions:
-    """The CORS options of a server.
+def parse_origins(text: str | Sequence[str], name: str = "allowed_origins") -> tuple[str, ...]:
+    """The origins of a JSON list.
 
     Raises:
         ConfigError: a value is not an origin that a browser can send.
     """
-
-    OPTION_GROUP: ClassVar = "Browsers"
-
-    allowed_origins: tuple[str, ...] = option(
-        (),
-        "Origins of web pages that may call the server, as browsers send them, in a JSON list; * is every origin. "
-        "Default: none.",
-        parse=parse_names,
-    )
-
-    def __post_init__(self) -> None:
-        check_options(self)
-        for origin in self.allowed_origins:
-            if origin not in (ANY, "null") and not _ORIGIN.fullmatch(origin):
-                raise ConfigError(
-                    f"allowed_origins: {origin!r} is not an origin; write SCHEME://HOST or SCHEME://HOST:PORT "
-                    'in lower case, without a path or trailing slash, or "*" for every origin'
-                )
-
-    def middleware_options(self) -> dict[str, Any]:
-        """The arguments of Starlette's CORSMiddleware."""
-        return {
-            "allow_origins": self.allowed_origins,
-            "allow_methods": (ANY,),
-            "allow_headers": (ANY,),
-            "expose_headers": EXPOSED_HEADERS,
-        }
+    origins = parse_names(text, name)
+    for origin in origins:
+        if origin not in (ANY, "null") and not _ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f"{name}: {origin!r} is not an origin; write SCHEME://HOST or SCHEME://HOST:PORT in lower case, "
+                'without a path or trailing slash, or "*" for every origin'
+            )
+    return origins

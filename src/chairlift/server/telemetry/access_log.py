@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import logging
-import os
 import sys
 from http import HTTPStatus
 from pathlib import Path
@@ -24,10 +22,10 @@ PLAIN: Final = "/-._~!$&'()*+,;=:@"
 
 
 class AccessLog:
-    """Writes a line for each call, without a buffer.
+    """Writes a line for each call.
 
-    Lines are dropped and counted while they cannot be written, so that a full disk does not stop the server. A warning
-    reports the first of them, and another one their number when a line can be written again or the file is closed.
+    A full disk does not stop the server. A warning reports that a line could not be written. It and the next ones are
+    written later, as far as the buffer of the file has room for them.
 
     Args:
         log_format: "text" or "json".
@@ -40,11 +38,9 @@ class AccessLog:
     def __init__(self, log_format: str, path: Path | None = None) -> None:
         self._is_json = log_format == "json"
         self._name = "standard error" if path is None else f"access_log={path}"
-        self._is_partial = False  # The last line was written in part.
-        self.num_lost = 0
-        """The number of lines that were lost since the last written line."""
+        self._is_writable = True
         try:
-            self._file = _standard_error() if path is None else io.FileIO(path, "a")
+            self._file = sys.stderr if path is None else path.open("a", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             assert path is not None
             raise unwritable_file_error("access_log", path, error) from None
@@ -55,33 +51,23 @@ class AccessLog:
 
     def write(self, line: str) -> None:
         """Append a line and a newline, unless it is closed. Errors of the file are logged, not raised."""
-        if self._file.closed:
+        if self._file is None or self._file.closed:  # A process may have no standard error.
             return
-        data = b"\n" * self._is_partial + line.encode(errors="backslashreplace") + b"\n"
         try:
-            while data:
-                if not (num_written := self._file.write(data)):
-                    raise BlockingIOError(0, "only a part of a line could be written")
-                data, self._is_partial = data[num_written:], True
+            self._file.write(f"{line}\n")
+            self._file.flush()
         except OSError as error:
-            if not self.num_lost:
-                text = "%s: cannot be written (%s); lines are dropped until it can be written"
-                logger.warning(text, self._name, error.strerror or error)
-            self.num_lost += 1
+            if self._is_writable:
+                logger.warning("%s: cannot be written (%s)", self._name, error.strerror or error)
+            self._is_writable = False
         else:
-            self._is_partial = False
-            self._report_lost_lines("can be written again")
+            self._is_writable = True
 
     def close(self) -> None:
         """Close the file."""
-        self._report_lost_lines("is closed")
-        with contextlib.suppress(OSError):
-            self._file.close()
-
-    def _report_lost_lines(self, when: str) -> None:
-        if self.num_lost:
-            logger.warning("%s: %s; %d lines were lost", self._name, when, self.num_lost)
-            self.num_lost = 0
+        if self._file is not sys.stderr:
+            with contextlib.suppress(OSError):
+                self._file.close()
 
 
 def access_fields(record: CallRecord) -> dict[str, Any]:
@@ -132,11 +118,3 @@ def _text(fields: dict[str, Any]) -> str:
     head = [str(fields.pop(name, "-")) for name in ("time", "level", "client", "key", "method", "path", "status")]
     rest = [f"{name}={json.dumps(value)}" for name, value in fields.items()]
     return " ".join((*head, *rest))
-
-
-def _standard_error() -> io.FileIO:
-    """Standard error without a buffer, or nothing if the process has no standard error."""
-    try:
-        return io.FileIO(sys.stderr.fileno(), "w", closefd=False)
-    except (AttributeError, OSError, ValueError):
-        return io.FileIO(os.devnull, "w")

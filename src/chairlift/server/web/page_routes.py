@@ -8,8 +8,9 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,10 +20,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
+from chairlift.events import Event
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import call_of
 from chairlift.server.access.event_readers import EventReaders
-from chairlift.server.access.keys import KeyRing
 from chairlift.server.api.routes import read_body
 from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.models.model_manager import ModelManager
@@ -32,12 +33,12 @@ from chairlift.server.telemetry.live_feed import HISTORY_SECONDS, encode_event
 from chairlift.server.telemetry.redaction import Redactor
 from chairlift.server.web.burst import start_burst
 from chairlift.server.web.page_bodies import BurstBody, PageView, SimulationBody, SimulationView
-from chairlift.server.web.page_options import NO_SIMULATION, PageOptions
 from chairlift.version import __version__
 
 STATIC: Final = Path(__file__).parent / "static"
 FRAME_SECONDS: Final = 0.2
 IDLE_FRAME_SECONDS: Final = 1.0
+NO_SIMULATION: Final = "this server has no simulator: start it with `chairlift serve`"
 
 PAGES: Final = {"/": "index.html", "/chat": "chat.html"}
 
@@ -102,43 +103,45 @@ def page_endpoint(name: str) -> Any:
     return get_page
 
 
-def data_router(
-    manager: ModelManager, admission: AdmissionController, keys: KeyRing, options: PageOptions
-) -> APIRouter:
-    """The routes of the live page's data. Requests of other keys have opaque ids, unless the key is an admin's."""
-    routes = APIRouter(include_in_schema=False)
-    page = PageData(manager, admission, keys, options)
-    routes.add_api_route("/v1/page", page.get_page, methods=["GET"])
-    routes.add_api_route("/v1/page/events", page.stream_events, methods=["GET"])
-    routes.add_api_route("/v1/page/burst", page.send_burst, methods=["POST"])
-    routes.add_api_route("/v1/page/simulation", page.simulate, methods=["POST"])
-    return routes
-
-
+@dataclass(frozen=True, slots=True)
 class PageData:
-    """The endpoints of the live page. The query parameters select the model, and the replica, that the page shows."""
+    """The endpoints of the live page. The query parameters select the model, and the replica, that the page shows.
 
-    def __init__(
-        self, manager: ModelManager, admission: AdmissionController, keys: KeyRing, options: PageOptions
-    ) -> None:
-        self._manager = manager
-        self._admission = admission
-        self._options = options
-        self._readers = EventReaders(keys)
-        self._simulating = asyncio.Lock()
+    Requests of other keys have opaque ids, unless the key is an admin's.
+
+    Attributes:
+        has_control: the page may send bursts of requests, and simulate.
+        simulate_policy: see ServeOptions.
+    """
+
+    manager: ModelManager
+    admission: AdmissionController
+    readers: EventReaders
+    has_control: bool
+    simulate_policy: Callable[..., list[Event]] | None
+    _simulating: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def router(self) -> APIRouter:
+        """The routes of the endpoints."""
+        routes = APIRouter(include_in_schema=False)
+        routes.add_api_route("/v1/page", self.get_page, methods=["GET"])
+        routes.add_api_route("/v1/page/events", self.stream_events, methods=["GET"])
+        routes.add_api_route("/v1/page/burst", self.send_burst, methods=["POST"])
+        routes.add_api_route("/v1/page/simulation", self.simulate, methods=["POST"])
+        return routes
 
     async def get_page(self, request: Request, model: str | None = None) -> PageView:
         """What the page can show and do with this key."""
-        key, manager = call_of(request).key, self._manager
+        key, manager = call_of(request).key, self.manager
         known = [each.name for each in manager.visible(key)]
-        available = self._options.simulate_policy is not None
+        available = self.simulate_policy is not None
         return PageView(
             version=__version__,
             models=known,
             replicas=list(manager.find(model, key).replicas) if known else [],
             is_admin=key.is_admin,
             key=key.name,
-            control=bool(self._options.page_control),
+            control=self.has_control,
             simulation=SimulationView(available=available, message=None if available else NO_SIMULATION),
             history_seconds=HISTORY_SECONDS,
         )
@@ -146,19 +149,19 @@ class PageData:
     async def stream_events(self, request: Request, model: str | None = None, replica: str | None = None) -> Response:
         """Stream the events of the last ten minutes, and then frames of new events."""
         key = call_of(request).key
-        served = self._manager.find(model, key).engine(replica)
-        self._readers.check(key)
+        served = self.manager.find(model, key).engine(replica)
+        self.readers.check(key)
         redactor = Redactor(served.observer.viewer(key), served.observer.tracker)
-        return self._readers.open(key, page_stream(served, redactor, self._admission))
+        return self.readers.open(key, page_stream(served, redactor, self.admission))
 
     def _require_control(self) -> None:
-        if not self._options.page_control:
+        if not self.has_control:
             raise HTTPException(403, "this server accepts no bursts or simulations: start it with --page-control")
 
     async def send_burst(self, request: Request, model: str | None = None) -> Response:
         """Send a burst of synthetic requests; see `start_burst`."""
         self._require_control()
-        key, manager, admission = call_of(request).key, self._manager, self._admission
+        key, manager, admission = call_of(request).key, self.manager, self.admission
 
         async def start() -> Response:
             with closing(await manager.acquire(manager.find(model, key))) as lease:
@@ -171,12 +174,12 @@ class PageData:
     async def simulate(self, request: Request, model: str | None = None, replica: str | None = None) -> Response:
         """Simulate requests under another policy. This counts towards the requests per minute of the key."""
         self._require_control()
-        if (simulate_policy := self._options.simulate_policy) is None:
+        if (simulate_policy := self.simulate_policy) is None:
             raise HTTPException(403, NO_SIMULATION)
         key = call_of(request).key
-        self._admission.count_request(key)
+        self.admission.count_request(key)
         body = await read_body(request, SimulationBody)
-        tracker = self._manager.find(model, key).engine(replica).observer.tracker
+        tracker = self.manager.find(model, key).engine(replica).observer.tracker
         engine, cost = tracker.started, tracker.cost.line()
         if engine is None or cost is None:
             raise HTTPException(409, "too few steps to know their cost: send requests first, then try again")
