@@ -48,7 +48,7 @@ def help_of(command: str) -> str:
 def test_version_and_help() -> None:
     assert run("version").stdout.strip() == run("--version").stdout.strip() == chairlift.__version__
     listed = run("--help").stdout
-    assert all(command in listed for command in ("generate", "chat", "serve", "bench", "pull", "models"))
+    assert all(command in listed for command in ("generate", "chat", "serve", "bench", "pull"))
     assert "--max-num-batched-tokens" in help_of("serve")
 
 

@@ -33,7 +33,6 @@ COMMANDS: Final = {
     "report": "Show a recorded run in the live page on a free port of this machine.",
     "top": "Show the batch, the queue, KV memory and the wait reasons of requests of a running server.",
     "pull": "Download a model, and print its path. Files that are in the cache are not downloaded again.",
-    "models": "List the downloaded models, or remove one.",
     "key": "Create an API key. Its entry for --api-key-file is printed to standard output, the secret to standard "
     "error.",
 }

@@ -1,8 +1,7 @@
-"""Tests `chairlift pull` and `chairlift models` with a server that speaks the protocol of the hub."""
+"""Tests `chairlift pull` with a server that speaks the protocol of the hub."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -45,7 +44,7 @@ def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPro
     )
 
 
-def test_a_model_of_the_hub_is_pulled_listed_and_removed(environment: dict[str, str], hub: FakeHub) -> None:
+def test_a_model_of_the_hub_is_pulled_once(environment: dict[str, str], hub: FakeHub) -> None:
     pulled = run(environment, "pull", NAME)
     assert pulled.returncode == 0, pulled.stderr
     folder = Path(pulled.stdout.strip())
@@ -53,19 +52,6 @@ def test_a_model_of_the_hub_is_pulled_listed_and_removed(environment: dict[str, 
     assert (folder / "config.json").read_bytes() == hub.files["config.json"]
     assert hub.num_sent["quantized/tiny.gguf"] == 0
     assert run(environment, "pull", NAME).stdout == pulled.stdout
-    (line,) = run(environment, "models", "--json").stdout.splitlines()
-    record = json.loads(line)
-    assert record["name"] == NAME
-    assert record["num_bytes"] >= len(hub.files["model.safetensors"])
-    assert abs(record["last_used"] - time.time()) < 600
-    assert f"{NAME}  " in run(environment, "models").stdout
-    kept = subprocess.run(command("models", "remove", NAME), env=environment, input="n\n", text=True, check=False)
-    assert kept.returncode == 1
-    assert folder.exists()
-    removed = run(environment, "models", "remove", NAME, "--yes")
-    assert removed.returncode == 0, removed.stderr
-    assert not folder.exists()
-    assert "No model is downloaded" in run(environment, "models").stderr
 
 
 def test_an_interrupted_download_is_repeated(environment: dict[str, str], hub: FakeHub) -> None:
@@ -99,11 +85,3 @@ def test_an_unknown_model_is_an_error(environment: dict[str, str], model: str, m
     assert failed.returncode == 2
     assert message in failed.stderr
     assert "Traceback" not in failed.stderr
-
-
-def test_an_unknown_model_cannot_be_removed(environment: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "own" / "models").mkdir(parents=True)
-    (tmp_path / "own" / "models" / "mine.gguf").write_bytes(b"GGUF")
-    failed = run(environment, "models", "remove", "other", "--yes")
-    assert failed.returncode == 2
-    assert f"downloaded are: {tmp_path / 'own' / 'models' / 'mine.gguf'}" in failed.stderr
