@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -343,6 +344,10 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if isinstance(self.model, os.PathLike):
+            object.__setattr__(self, "model", os.fspath(self.model))
+        if not isinstance(self.model, str | None):
+            raise ConfigError(f"model must be a name or a path, got {self.model!r:.100}")
         if self.device != "cpu" and self.device_type != "cuda":
             raise ConfigError(f"device must be cpu or cuda, got {self.device!r}")
         if self.tenant_weights is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chairlift import LLM, SamplingParams
+from chairlift import LLM, AsyncLLM, EngineConfig, SamplingParams
 from chairlift.errors import ConfigError, EngineDeadError, RequestError
 from chairlift.events import RequestArrived, Step, read_events
 
@@ -297,10 +297,23 @@ CHAT = [{"role": "user", "content": "hi"}]
 def test_arguments_of_wrong_types_are_named(
     tiny_model_dir: Callable[..., Path], method: str, arguments: Any, options: Any, message: str
 ) -> None:
-    llm = LLM(str(tiny_model_dir("llama")), num_kv_blocks=20, skip_tokenizer_init=True, num_threads=1)
+    llm = LLM(tiny_model_dir("llama"), num_kv_blocks=20, skip_tokenizer_init=True, num_threads=1)
     with pytest.raises(RequestError, match=message):
         getattr(llm, method)(*arguments, **options)
     assert llm.generate([[5]], SamplingParams(max_tokens=1))[0].finished
+
+
+def test_arguments_without_an_effect_are_errors(llm: LLM, tiny_model_dir: Callable[..., Path]) -> None:
+    with pytest.raises(RequestError, match="tools: the chat template of this model does not read 'tools'"):
+        llm.chat(CHAT, GREEDY, tools=[])
+    with pytest.raises(ConfigError, match="engine cannot be combined with seed: remove one of them"):
+        LLM(engine=llm.engine, seed=1)
+    with pytest.raises(ConfigError, match="config and client cannot be combined with seed: set them in the config"):
+        AsyncLLM(EngineConfig(model=str(tiny_model_dir("llama"))), seed=1)
+    with pytest.raises(ConfigError, match=r"config must be an EngineConfig, got 'x': use AsyncLLM\(model=...\)"):
+        AsyncLLM("x")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="model must be a name or a path, got 5"):
+        LLM(5)  # type: ignore[arg-type]
 
 
 def test_the_tokenizer_is_that_of_the_engine(smollm2_gguf: Path) -> None:

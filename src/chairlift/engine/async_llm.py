@@ -17,7 +17,7 @@ from chairlift.engine.output_processor import AnswerBuilder, EngineUpdate, Outpu
 from chairlift.engine.process.client import EngineClient, EngineStatus
 from chairlift.engine.process.commands import Abort, AdapterResult, Add, LoadAdapter, UnloadAdapter
 from chairlift.engine.served_engine import ServedEngine
-from chairlift.errors import EngineDeadError, RequestError
+from chairlift.errors import ConfigError, EngineDeadError, RequestError
 from chairlift.outputs import EngineCoreOutput, RequestOutput
 from chairlift.request import FinishReason
 from chairlift.sampling_params import SamplingParams
@@ -132,6 +132,12 @@ class AsyncLLM:
         client: EngineClient | None = None,
         **options: Any,
     ) -> None:
+        if (config is not None or client is not None) and options:
+            raise ConfigError(f"config and client cannot be combined with {', '.join(options)}: set them in the config")
+        if not isinstance(config, EngineConfig | None):
+            raise ConfigError(
+                f"config must be an EngineConfig, got {config!r:.100}: use AsyncLLM(model=...) for a model"
+            )
         if client is None:
             from chairlift.engine.process.thread_client import ThreadClient  # imports torch
 

@@ -249,6 +249,9 @@ class InputProcessor:
         Args:
             allow_special_tokens_in_content, template_options: as for `LLM.chat`.
         """
+        if self.tokenizer.chat_template is not None:
+            given = (name for name, value in template_options.items() if value is not None)
+            self.tokenizer.chat_template.check_variables({*given} - {"add_generation_prompt"})
         text = self.tokenizer.render_chat(messages, **template_options)
         if allow_special_tokens_in_content:
             text = unmarked(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,7 +41,11 @@ class LLM:
         options: the other fields of EngineConfig, without `pacing_tokens_per_second`.
     """
 
-    def __init__(self, model: str | None = None, *, engine: Engine | None = None, **options: Any) -> None:
+    def __init__(
+        self, model: str | os.PathLike[str] | None = None, *, engine: Engine | None = None, **options: Any
+    ) -> None:
+        if engine is not None and (model is not None or options):
+            raise ConfigError(f"engine cannot be combined with {', '.join(options) or 'model'}: remove one of them")
         self.engine = engine or _build_engine(EngineConfig.from_options({"model": model, **options}))
         self._processor = OutputProcessor(self.engine.tokenizer)
         self._sampling_defaults = self.engine.facts.sampling_defaults
@@ -94,7 +99,7 @@ class LLM:
             sampling_params: as for `generate`, but None without a limit of `max_tokens`.
             allow_special_tokens_in_content: text in messages that spells a special token becomes this token; otherwise
                 it remains plain text.
-            template_options: additional variables of the chat template.
+            template_options: additional variables, which the chat template must read.
         """
         check_task(self.engine.facts, None)
         encode = partial(

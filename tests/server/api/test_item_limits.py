@@ -46,7 +46,7 @@ def tool(name: str, **fields: Any) -> dict[str, Any]:
 def reported(body_type: type[BaseModel], body: dict[str, Any]) -> tuple[str, str]:
     with pytest.raises(ValidationError) as caught:
         body_type.model_validate(body)
-    return describe_validation_errors(caught.value.errors(), body)
+    return describe_validation_errors(body_type, caught.value.errors(), body)
 
 
 @pytest.mark.parametrize(

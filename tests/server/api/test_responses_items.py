@@ -183,7 +183,7 @@ def test_what_is_misspelled_is_an_error(fields: Row, message: str) -> None:
     body = {**AGENT, **fields}
     with pytest.raises(ValidationError) as caught:
         ResponsesRequest.model_validate(body)
-    assert describe_validation_errors(caught.value.errors(), body)[0].startswith(message)
+    assert describe_validation_errors(ResponsesRequest, caught.value.errors(), body)[0].startswith(message)
 
 
 def to_chat(**fields: Any) -> ChatCompletionRequest:

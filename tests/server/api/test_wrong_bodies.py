@@ -107,6 +107,25 @@ def chat(content: Any, role: str = "user", **fields: Any) -> dict[str, Any]:
         (CompletionRequest, {}, "prompt is required"),
         (CompletionRequest, {"prompt": "x", "timeout": float("nan")}, "timeout must be a finite number, got NaN"),
         (CompletionRequest, {"prompt": "x", "timeout": float("inf")}, "timeout must be a finite number, got Infinity"),
+        (ResponsesRequest, {"input": "x", "max_tokens": 9}, "max_tokens is unknown: did you mean max_output_tokens?"),
+        (EmbeddingRequest, {"input": "x", "max_tokens": 9}, "max_tokens is unknown or not supported: leave it out"),
+        (
+            ResponsesRequest,
+            {"input": "x", "previous_response_id": "resp_1"},
+            "previous_response_id is not supported: leave it out. Responses are not stored: send the whole "
+            "conversation.",
+        ),
+        (
+            ChatCompletionRequest,
+            {**CHAT, "functions": [{"name": "f"}]},
+            "functions must have at most 0 entries, got 1. Deprecated by OpenAI; use `tools`.",
+        ),
+        (
+            MessagesRequest,
+            {"max_tokens": 9, "messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "messages[0].content[0].type must be one of 'text', 'tool_use', 'tool_result', 'thinking' or that of a "
+            "hosted tool, got 'image'",
+        ),
         (EmbeddingRequest, {"input": "x", "timeout": 0}, "timeout must be greater than 0, got 0"),
         (CompletionRequest, {"prompt": "x", "stop": {}}, "stop must be a string or a list, got {}"),
         (
@@ -125,7 +144,7 @@ def chat(content: Any, role: str = "user", **fields: Any) -> dict[str, Any]:
 def test_an_error_has_the_path_of_the_field(kind: type[BaseModel], body: dict[str, Any], expected: str) -> None:
     with pytest.raises(ValidationError) as caught:
         kind.model_validate(body)
-    message, field = describe_validation_errors(caught.value.errors(), body)
+    message, field = describe_validation_errors(kind, caught.value.errors(), body)
     assert message == expected
     assert field == re.split(r"[\[. ]", expected)[0]
 
@@ -134,7 +153,7 @@ def test_a_very_long_name_of_a_field_is_shortened() -> None:
     body = {**CHAT, "x" * 1_000_000: 1}
     with pytest.raises(ValidationError) as caught:
         ChatCompletionRequest.model_validate(body)
-    message, field = describe_validation_errors(caught.value.errors(), body)
+    message, field = describe_validation_errors(ChatCompletionRequest, caught.value.errors(), body)
     assert message.startswith("xxx")
     assert len(message) < 200
     assert len(field) < 200
@@ -158,7 +177,7 @@ def test_errors_never_contain_the_names_of_classes(field: str, value: Any) -> No
     try:
         ChatCompletionRequest.model_validate(body)
     except ValidationError as error:
-        message, named = describe_validation_errors(error.errors(), body)
+        message, named = describe_validation_errors(ChatCompletionRequest, error.errors(), body)
         assert named == field
         assert message.startswith(field)
         path = re.split(" must | is ", message)[0]

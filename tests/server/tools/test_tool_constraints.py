@@ -194,6 +194,14 @@ def accepts(lark: str, text: str) -> bool:
     return bool(matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting())
 
 
+def test_a_tool_without_parameters_has_no_arguments() -> None:
+    calls = CallGrammar(
+        [FunctionTool.model_validate({"type": "function", "function": {"name": "now"}})], is_parallel=False
+    )
+    assert accepts(calls.arguments(), "{}")
+    assert not accepts(calls.arguments(), '{"a": 1}')
+
+
 CALL = '{"name": "f", "arguments": {"ok": true}}'
 STRICT = tool(
     {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False},

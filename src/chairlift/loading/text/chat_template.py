@@ -6,7 +6,7 @@ Templates run in a sandbox without access to files, the environment or other obj
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -47,6 +47,20 @@ class ChatTemplate:
             return frozenset(meta.find_undeclared_variables(TemplateEnvironment().parse(self.text)))
         except (jinja2.TemplateError, RecursionError):
             return frozenset()
+
+    def check_variables(self, names: Iterable[str], field: str = "") -> None:
+        """Raise RequestError if the template does not read one of these variables.
+
+        Args:
+            field: the field of the request that has them, besides `documents`; "" if each is a field of its own.
+        """
+        for name in sorted(set(names) - self.variables):
+            param = name if name == "documents" else field or name
+            raise RequestError(
+                f"{param}: the chat template of this model does not read {name!r}, so it would have no effect: leave "
+                "it out",
+                param,
+            )
 
     @cached_property
     def _compiled(self) -> list[jinja2.Template]:

@@ -135,7 +135,7 @@ def parse_json(body_type: type[Body], raw: bytes) -> Body:
     try:
         return body_type.model_validate(given)
     except ValidationError as error:
-        message, field = describe_validation_errors(error.errors(), given)
+        message, field = describe_validation_errors(body_type, error.errors(), given)
     del given  # The traceback would keep it in memory.
     raise RequestError(message, field)
 

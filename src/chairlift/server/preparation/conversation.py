@@ -258,13 +258,7 @@ class ModelPlanner:
         variables = body.template_variables(template.variables)
         if _is_effort_ignored(body, template):
             del variables["reasoning_effort"]
-        if unknown := sorted(variables.keys() - template.variables):
-            field = unknown[0] if unknown[0] == "documents" else "chat_template_kwargs"
-            raise RequestError(
-                f"{field}: the chat template of this model does not read {unknown[0]!r}, so it would have no effect: "
-                "leave it out",
-                field,
-            )
+        template.check_variables(variables, "chat_template_kwargs")
         text = self._render_turns(template, body, declared, variables)
         return template_text(text) if self.options.allow_special_tokens_in_content else text
 

@@ -209,7 +209,7 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
         try:
             chat = cls.model_validate({**fields, "structured_outputs": None})
         except ValidationError as error:
-            message, field = describe_validation_errors(error.errors(), fields)
+            message, field = describe_validation_errors(cls, error.errors(), fields)
             raise RequestError(f"converted to a chat: {message}", field) from None
         chat.structured_outputs = structured_outputs
         chat._optional_variables = optional_variables or {}

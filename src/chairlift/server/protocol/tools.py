@@ -19,7 +19,9 @@ ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
 class FunctionDefinition(RequestBody):
     name: ToolName
     description: str | None = None
-    parameters: dict[str, Any] | None = Field(None, description="A JSON schema of the arguments. Default: any object.")
+    parameters: dict[str, Any] | None = Field(
+        None, description="A JSON schema of the arguments. Default: no arguments."
+    )
     strict: bool | None = Field(None, description="true: the arguments follow the schema also with tool_choice `auto`.")
     cache_control: CacheControl | None = None
 

@@ -15,13 +15,14 @@ from functools import reduce
 from operator import getitem
 from typing import Any, Final
 
+from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from chairlift.server.protocol.base import KNOWN_FIELDS
 
 Path = tuple[str | int, ...]
 
-MIN_SIMILARITY: Final = 0.75
+MIN_SIMILARITY: Final = 0.74
 """The smallest similarity (see difflib) of an unknown field to the suggested one."""
 
 MAX_NAME_LENGTH: Final = 100
@@ -63,20 +64,21 @@ class _InvalidField:
         return self.problem["type"] == "literal_error" and self.path[-1] in TAG_FIELDS
 
 
-def describe_validation_errors(problems: Sequence[ErrorDetails], body: Any) -> tuple[str, str]:
+def describe_validation_errors(kind: type[BaseModel], problems: Sequence[ErrorDetails], body: Any) -> tuple[str, str]:
     """The error message for the first invalid field of a body, and the name of the field.
 
     Args:
+        kind: the form of the body.
         problems: the errors of pydantic, with `loc` relative to the body.
     """
     field = problems[0]["loc"][:1]
     errors = [_locate(problem, body) for problem in problems if problem["loc"][:1] == field]
     name = _format_path(field)
-    if errors[0].problem["type"] == "extra_forbidden" and (meant := _suggestion(errors[0].path, body)):
+    if errors[0].problem["type"] == "extra_forbidden" and (meant := _suggestion(kind, errors[0].path, body)):
         return f"{_format_path(errors[0].path)} is unknown: did you mean {meant}?", name
     if too_long := [error for error in errors if error.problem["type"] == "too_long"]:
         # The value has this form, because its entries up to the limit are valid: other forms are not reported.
-        return _sentences([too_long[:1]]), name
+        return _sentences([too_long[:1]]) + _advice(kind, problems[0]), name
     deepest = max(len(error.path) for error in errors)
     forms: dict[Path, list[_InvalidField]] = {}
     for error in errors:
@@ -85,7 +87,17 @@ def describe_validation_errors(problems: Sequence[ErrorDetails], body: Any) -> t
     matching = [form for form in forms.values() if not any(error.is_other_form for error in form)]
     if not matching:
         matching = [[error for error in form if error.is_other_form] for form in forms.values()]
-    return _sentences(matching), name
+    return _sentences(matching) + _advice(kind, problems[0]), name
+
+
+def _advice(kind: type[BaseModel], problem: ErrorDetails) -> str:
+    """The description of a field that is not supported, or only some of its values."""
+    field = kind.model_fields.get(str(problem["loc"][0])) if problem["loc"] else None
+    permits_nothing = problem["type"] == "too_long" and not problem["ctx"]["max_length"]
+    is_unsupported = len(problem["loc"]) < 3 and (
+        permits_nothing or problem["type"] in ("none_required", "literal_error")
+    )
+    return f". {field.description}" if is_unsupported and field is not None and field.description else ""
 
 
 def _locate(problem: ErrorDetails, body: Any) -> _InvalidField:
@@ -114,15 +126,16 @@ def _walk(value: Any, loc: Path, problem: ErrorDetails) -> Path | None:
     return _walk(value, tuple(rest), problem) if isinstance(head, str) else None
 
 
-def _suggestion(path: Path, body: Any) -> str | None:
-    """The field that is probably meant by an unknown one, from the kinds of objects that have most other fields."""
+def _suggestion(kind: type[BaseModel], path: Path, body: Any) -> str | None:
+    """The field that is probably meant by an unknown one: of the body, or of objects that have most other fields."""
     parent, name = reduce(getitem, path[:-1], body), path[-1]
     if not isinstance(parent, dict) or not isinstance(name, str):
         return None
     num_known = [sum(key in fields for key in parent) for fields in KNOWN_FIELDS]
     kinds = (fields for fields, count in zip(KNOWN_FIELDS, num_known, strict=True) if count == max(num_known))
-    names = frozenset().union(*kinds) - parent.keys()
-    close = get_close_matches(name[:MAX_NAME_LENGTH], names, 1, MIN_SIMILARITY)
+    known = frozenset().union(*kinds) if path[:-1] else frozenset(kind.model_fields)
+    opposite = name.replace("max", "min")  # A limit is never meant by the other one.
+    close = get_close_matches(name[:MAX_NAME_LENGTH], known - parent.keys() - {opposite}, 1, MIN_SIMILARITY)
     return close[0] if close else None
 
 
@@ -159,7 +172,7 @@ def _expectation(problem: ErrorDetails) -> str:
     if kind in PREDICATES:
         return PREDICATES[kind]
     if kind == "union_tag_invalid":
-        return f"must be one of {context['expected_tags']}"
+        return f"must be one of {context['expected_tags']}".replace(", 'hosted'", " or that of a hosted tool")
     if kind == "literal_error":
         return f"must be {JSON_LITERALS.get(context['expected'], context['expected'])}"
     if kind == "string_pattern_mismatch":

@@ -16,6 +16,7 @@ from chairlift.server.tools.harmony_parser import CHANNEL, ENDS, MESSAGE, START
 from chairlift.structured_outputs import StructuredOutputs
 
 NAME_CHARACTERS: Final = "$.-_~[]"
+NO_PARAMETERS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
 COLON: Final = "/: ?/"
 COMMA: Final = "/, ?/"
 SPACE: Final = "SPACE: /[ \\n]{0,2}/"
@@ -115,7 +116,7 @@ class CallGrammar:
 
     def _schema_rule(self, index: int, tool: FunctionTool) -> list[str]:
         function = tool.function
-        followed = FollowedSchema(function.parameters or {})
+        followed = FollowedSchema(NO_PARAMETERS if function.parameters is None else function.parameters)
         schema, left_out = followed.schema, followed.left_out
         try:
             StructuredOutputs(json=schema)
