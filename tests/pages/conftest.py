@@ -8,18 +8,21 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from chairlift import AsyncLLM
 from chairlift.lab.bench.policy_comparison import simulate_policy
 from chairlift.server.access.keys import KeyRing, key_record, parse_key
 from running_server import MODEL, RunningServer, run_server
+from waiting import AMPLE_SECONDS
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 SECRETS = {"admin": "sk-admin-admin-admin", "own": "sk-own-own-own-own-own", "other": "sk-other-other-other-other"}
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 DESKTOP = {"width": 1280, "height": 900}
 PHONE = {"width": 390, "height": 844}
+AMPLE_MILLISECONDS = 1000 * AMPLE_SECONDS
+expect.set_options(timeout=AMPLE_MILLISECONDS)  # The default of 5 seconds is too short for an answer of a real model.
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,7 +72,7 @@ def browser() -> Iterator[Browser]:
 def page(browser: Browser) -> Iterator[Page]:
     """A new page; messages of its console that are errors or warnings fail the test."""
     page = browser.new_page(viewport=DESKTOP)
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(AMPLE_MILLISECONDS)
     problems: list[str] = []
     page.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: problems.append(str(error)))
@@ -84,6 +87,7 @@ def page(browser: Browser) -> Iterator[Page]:
 def modules_page(browser: Browser, server: RunningServer) -> Iterator[Page]:
     """A page in which tests call functions of the modules, and which they leave as it is."""
     page = browser.new_page()
+    page.set_default_timeout(AMPLE_MILLISECONDS)
     page.goto(f"{server.url}/chat")
     yield page
     page.close()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from conftest import SECRETS  # type: ignore[attr-defined]
+from conftest import AMPLE_MILLISECONDS, SECRETS  # type: ignore[attr-defined]
 from running_server import MODEL, RunningServer
 from waiting import wait_for
 
@@ -193,6 +193,7 @@ def test_a_reload_during_an_answer_keeps_the_message_and_the_part_that_was_recei
 
 def test_two_tabs_keep_the_conversations_of_each_other(browser: Browser, server: RunningServer) -> None:
     with browser.new_context() as context:
+        context.set_default_timeout(AMPLE_MILLISECONDS)
         tabs = [context.new_page() for _ in range(2)]
         for tab in tabs:
             tab.goto(f"{server.url}/chat")

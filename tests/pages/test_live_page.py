@@ -46,17 +46,19 @@ def shown_step(page: Page) -> int:
 def test_lanes_map_queue_and_figures_follow_a_burst(page: Page, server: RunningServer) -> None:
     open_page(page, server)
     expect(page.locator("#status")).to_have_text("Live")
-    send_burst(page)
-    expect(page.locator("#figure-running")).to_have_text("8 / 8")
-    reason = re.compile(r"^all 8 seats are taken \(8 running\): \d+ requests?, for up to [\d.]+ m?s$")
-    expect(page.locator("#queue th").first).to_have_text(reason)
-    expect(page.locator("#value-ttft")).not_to_have_text("–")
-    expect(page.locator("#figure-tokens")).to_have_text(re.compile("[1-9]"))
-    expect(page.locator("#map-note")).to_contain_text(re.compile(r"[1-9]\d* blocks of 1,000 in use"))
-    page.locator("details summary").click()
-    expect(page.locator("#batch tr")).to_have_count(8)
-    page.locator("#batch button").nth(3).click()
-    expect(page.locator("#facts")).to_contain_text("KV memory")
+    with server.hold_steps() as gate:
+        send_burst(page)
+        gate.allow(4)
+        expect(page.locator("#figure-running")).to_have_text("8 / 8")
+        expect(page.locator("#figure-tokens")).to_have_text(re.compile("[1-9]"))  # in the last 10 seconds
+        expect(page.locator("#figure-ttft")).not_to_have_text("–")  # in the last 60 seconds
+        reason = re.compile(r"^all 8 seats are taken \(8 running\): \d+ requests?, for up to [\d.]+ m?s$")
+        expect(page.locator("#queue th").first).to_have_text(reason)
+        expect(page.locator("#map-note")).to_contain_text(re.compile(r"[1-9]\d* blocks of 1,000 in use"))
+        page.locator("details summary").click()
+        expect(page.locator("#batch tr")).to_have_count(8)
+        page.locator("#batch button").nth(3).click()
+        expect(page.locator("#facts")).to_contain_text("KV memory")
     wait_for(lambda: not server.llm.num_unfinished)
     expect(page.locator("#figure-running")).to_have_text("0 / 8")
     expect(page.locator("#facts")).to_contain_text("finished (length)")
@@ -140,22 +142,27 @@ def test_a_cell_of_the_lanes_shows_and_selects_its_request(page: Page, server: R
 
 def test_the_explanation_of_a_waiting_request_has_its_reason(page: Page, server: RunningServer) -> None:
     open_page(page, server)
-    send_burst(page, num_requests="40")
-    expect(page.locator("#queue button")).to_have_count(32)
-    button = page.locator("#queue button").last.element_handle()
-    page.wait_for_timeout(300)
-    assert button.evaluate("button => button.isConnected"), "a click between two frames would be lost"
-    button.click()
-    expect(page.locator("#facts")).to_contain_text("Waits because")
-    expect(page.locator("#explanation")).to_contain_text("seats")
+    with server.hold_steps() as gate:
+        send_burst(page, num_requests="40")
+        gate.allow(3)
+        expect(page.locator("#queue button")).to_have_count(32)
+        button, step = page.locator("#queue button").last.element_handle(), shown_step(page)
+        gate.allow(3)
+        wait_for(lambda: shown_step(page) > step)
+        assert button.evaluate("button => button.isConnected"), "a click between two frames would be lost"
+        button.click()
+        expect(page.locator("#facts")).to_contain_text("Waits because")
+        expect(page.locator("#explanation")).to_contain_text("seats")
     wait_for(lambda: not server.llm.num_unfinished)
 
 
 def test_a_pause_and_a_replay_show_earlier_states(page: Page, server: RunningServer) -> None:
     open_page(page, server)
-    send_burst(page)
-    expect(page.locator("#figure-running")).to_have_text("8 / 8")
-    page.get_by_role("button", name="Pause").click()
+    with server.hold_steps() as gate:
+        send_burst(page)
+        gate.allow(4)
+        expect(page.locator("#figure-running")).to_have_text("8 / 8")
+        page.get_by_role("button", name="Pause").click()
     wait_for(lambda: not server.llm.num_unfinished)
     page.wait_for_timeout(500)
     expect(page.locator("#figure-running")).to_have_text("8 / 8")
@@ -165,12 +172,10 @@ def test_a_pause_and_a_replay_show_earlier_states(page: Page, server: RunningSer
     page.locator("#scrubber").fill("999")
     expect(page.locator("#status")).to_have_text("Paused")
     expect(page.locator("#time")).to_contain_text("−")
-    steps = [shown_step(page)]
-    for name in ("Previous step", "Previous step", "Next step"):
+    first = shown_step(page)
+    for name, step in (("Previous step", first - 1), ("Previous step", first - 2), ("Next step", first - 1)):
         page.get_by_role("button", name=name).click()
-        page.wait_for_timeout(50)
-        steps.append(shown_step(page))
-    assert steps == [steps[0], steps[0] - 1, steps[0] - 2, steps[0] - 1]
+        wait_for(lambda step=step: shown_step(page) == step)
     page.get_by_role("button", name="Go to now").click()
     expect(page.locator("#time")).to_have_text("now")
 
@@ -181,7 +186,7 @@ def test_another_policy_of_the_same_burst_is_shown_beside_it(page: Page, server:
     send_burst(page)
     page.get_by_label("Compare with").check()
     text = page.locator("#compare-simulated-text")
-    expect(text).to_contain_text("total", timeout=30_000)
+    expect(text).to_contain_text("total")
     expect(page.locator("#compare-real-name")).to_have_text("Continuous batching, fcfs")
     expect(page.locator("#compare-simulated-name")).to_have_text("Static batching")
     expect(page.locator("#compare-real-text")).to_contain_text("mean latency")
@@ -189,7 +194,7 @@ def test_another_policy_of_the_same_burst_is_shown_beside_it(page: Page, server:
     static = text.inner_text()
     page.get_by_label("Simulated policy").select_option("srpt")
     expect(page.locator("#compare-simulated-name")).to_have_text("Continuous batching, srpt")
-    expect(text).to_contain_text("total", timeout=30_000)
+    expect(text).to_contain_text("total")
     expect(text).not_to_have_text(static)
 
 
@@ -214,7 +219,7 @@ def test_the_api_page_works_without_another_host(page: Page, server: RunningServ
     page.route(lambda url: not url.startswith(server.url), lambda route: route.abort())
     open_page(page, server, "/docs")
     operation = "#operations-Generation_and_embeddings-create_chat_completion_v1_chat_completions_post"
-    expect(page.locator(operation)).to_be_visible(timeout=30_000)
+    expect(page.locator(operation)).to_be_visible()
     expect(page.get_by_role("button", name="Authorize")).to_be_visible()
     page.emulate_media(color_scheme="dark")
     expect(page.locator("html")).to_have_class("dark-mode")

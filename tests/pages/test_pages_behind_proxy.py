@@ -56,7 +56,7 @@ def test_all_pages_work_below_a_path(page: Page, url: str) -> None:
     page.get_by_role("link", name="API").click()
     expect(
         page.locator("#operations-Generation_and_embeddings-create_chat_completion_v1_chat_completions_post")
-    ).to_be_visible(timeout=30_000)
+    ).to_be_visible()
     page.go_back()
     page.get_by_role("link", name="Chat").click()
     expect(page.get_by_role("textbox", name="Message")).to_be_visible()
