@@ -1,47 +1,23 @@
-"""A batch retries when the server is overloaded, and can be resumed after the engine has died."""
+"""A batch can be resumed after the engine has died."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from batch_files import by_id, completion_line, write_lines
-from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chairlift import EngineConfig
 from chairlift.core.engine_core import EngineCore
 from chairlift.errors import EngineDeadError
-from chairlift.server.batch import batch_runner
-from chairlift.server.batch.batch_runner import client_of, run_batch
+from chairlift.server.batch.batch_runner import run_batch
 from tiny_engine import tiny_options
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> EngineConfig:
     return EngineConfig(**tiny_options(tmp_path / "model", num_kv_blocks=60, max_num_seqs=2))
-
-
-def test_a_call_is_repeated_while_the_server_is_overloaded(
-    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    num_calls = 0
-
-    def client_of_busy_app(app: ASGIApp) -> httpx.AsyncClient:
-        async def busy_at_first(scope: Scope, receive: Receive, send: Send) -> None:
-            nonlocal num_calls
-            num_calls += 1
-            busy = Response(b"{}", 429, {"retry-after": "0.01"})
-            await (busy if num_calls <= 3 else app)(scope, receive, send)
-
-        return client_of(busy_at_first)
-
-    monkeypatch.setattr(batch_runner, "client_of", client_of_busy_app)
-    source = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(5)])
-    summary = run_batch(config, source, tmp_path / "out.jsonl")
-    assert (summary.completed, summary.failed, num_calls) == (5, 0, 8)
 
 
 def test_a_batch_is_resumed_after_the_engine_has_died(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -37,7 +39,9 @@ from chairlift.server.batch.batch_files import (
     read_custom_id,
 )
 from chairlift.server.http.error_responses import error_info
+from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.preparation.api_options import ApiOptions
+from chairlift.server.preparation.threads import run_to_end
 from chairlift.server.protocol.base import ErrorBody
 from chairlift.server.serve_options import ServeOptions
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
@@ -46,10 +50,9 @@ logger = logging.getLogger("chairlift")
 
 API_PREFIX: Final = "/v1/"
 
-RETRY_STATUSES: Final = (429, 503)
-"""A call that is answered with one of these statuses is sent again."""
+NO_LIMITS: Final = ServerLimits(max_queued_requests=sys.maxsize, max_queued_tokens=sys.maxsize)
+"""The calls in flight are limited by their number."""
 
-MAX_WAIT_SECONDS: Final = 5.0
 JSON_HEADERS: Final = {"Content-Type": "application/json"}
 
 CALLS_PER_SEQUENCE: Final = 2
@@ -88,14 +91,9 @@ Body = TypeVar("Body", _RequestBody, _ResponseBody)
 
 
 class LineProcessor:
-    """Answers lines of a batch, any number of them concurrently.
+    """Answers lines of a batch, any number of them concurrently, by the application of the server."""
 
-    Args:
-        app: the application of the server for `llm`.
-    """
-
-    def __init__(self, llm: AsyncLLM, app: FastAPI) -> None:
-        self._llm = llm
+    def __init__(self, app: FastAPI) -> None:
         self._client = client_of(app)
         self._urls = sorted(endpoint.path for endpoint in ENDPOINTS if endpoint.path.startswith(API_PREFIX))
 
@@ -125,15 +123,10 @@ class LineProcessor:
         )
 
     async def _call(self, request: BatchRequestInput) -> httpx.Response:
-        """The response of the API; the call is repeated while the server is overloaded."""
-        while True:
-            response = await self._client.post(request.url, content=bytes(request.body), headers=JSON_HEADERS)
-            if response.status_code not in RETRY_STATUSES:
-                return response
-            if not self._llm.is_healthy:
-                raise EngineDeadError(f"the engine died: {response.text[:500]}")
-            seconds = float(response.headers.get("retry-after", "1"))
-            await asyncio.sleep(min(MAX_WAIT_SECONDS, seconds))
+        response = await self._client.post(request.url, content=bytes(request.body), headers=JSON_HEADERS)
+        if response.status_code == HTTPStatus.SERVICE_UNAVAILABLE:
+            raise EngineDeadError(f"the engine died: {response.text[:500]}")
+        return response
 
 
 def client_of(app: ASGIApp) -> httpx.AsyncClient:
@@ -231,6 +224,7 @@ def run_batch(
     """
     options = ServeOptions(
         served_model_name=served_model_name,
+        limits=NO_LIMITS,
         access=AccessOptions(allow_unauthenticated=True),
         api=api or ApiOptions(),
         observability=ObservabilityOptions(access_log_format="none"),
@@ -259,72 +253,49 @@ async def _run(
                 summary.add(answer)
                 advance()
 
-            processor = LineProcessor(llm, create_app(llm, options))
-            runner = _BatchRunner(processor, index.unanswered(), output, record)
+            processor = LineProcessor(create_app(llm, options))
+            num_calls = CALLS_PER_SEQUENCE * llm.engine.facts.scheduler_config.max_num_seqs
             with suppress(asyncio.CancelledError):
-                await runner.run(CALLS_PER_SEQUENCE * llm.engine.facts.scheduler_config.max_num_seqs)
+                await _answer_lines(processor, index.unanswered(), output, record, num_calls)
     finally:
         summary.seconds = time.perf_counter() - started
         llm.close()
 
 
-class _BatchRunner:
-    """Keeps calls in flight and writes their results.
+async def _answer_lines(
+    processor: LineProcessor,
+    lines: Iterator[tuple[int, bytes]],
+    output: BatchOutput,
+    on_written: Callable[[AnsweredLine], None],
+    num_calls: int,
+) -> None:
+    """Answer all lines in `num_calls` concurrent calls, and write their results. If cancelled, write the results that
+    exist. Those that arrive during a write are one append."""
+    ready: list[AnsweredLine] = []
+    thread = ThreadPoolExecutor(1, "batch-output")
 
-    lines --> `num_calls` concurrent calls --> bounded queue --> one writer --> output
-    """
+    def append() -> None:
+        answers = ready.copy()
+        if answers:
+            output.append([answer.line for answer in answers])
+            del ready[: len(answers)]
+            for answer in answers:
+                on_written(answer)
 
-    def __init__(
-        self,
-        processor: LineProcessor,
-        lines: Iterator[tuple[int, bytes]],
-        output: BatchOutput,
-        on_written: Callable[[AnsweredLine], None],
-    ) -> None:
-        self._processor = processor
-        self._lines = lines
-        self._output = output
-        self._on_written = on_written
+    async def call() -> None:
+        for number, line in lines:  # An iterator that all calls share.
+            ready.append(await processor.answer(number, line))
+            await run_to_end(thread, append)
 
-    async def run(self, num_calls: int) -> None:
-        """Answer all lines and write their results. If cancelled, write the results that exist."""
-        answers: asyncio.Queue[AnsweredLine | None] = asyncio.Queue(num_calls)
-        writing = asyncio.ensure_future(self._write(answers))
-        calling = asyncio.ensure_future(self._call_all(num_calls, answers))
-        try:
-            await asyncio.wait({writing, calling}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            calling.cancel()
-            await asyncio.wait({calling})
-            if not writing.done():
-                await answers.put(None)
-            await writing
-        calling.result()
-
-    async def _call_all(self, num_calls: int, answers: asyncio.Queue[AnsweredLine | None]) -> None:
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(num_calls):
-                    group.create_task(self._call(answers))
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-
-    async def _call(self, answers: asyncio.Queue[AnsweredLine | None]) -> None:
-        for number, line in self._lines:  # An iterator that all calls share.
-            await answers.put(await self._processor.answer(number, line))
-
-    async def _write(self, answers: asyncio.Queue[AnsweredLine | None]) -> None:
-        """Append results to the output file on a thread. Results that are available together are one append."""
-        is_over = False
-        while not is_over:
-            arrived = [await answers.get()]
-            while not answers.empty():
-                arrived.append(answers.get_nowait())
-            is_over = None in arrived
-            ready = [answer for answer in arrived if answer is not None]
-            await asyncio.to_thread(self._output.append, [answer.line for answer in ready])
-            for answer in ready:
-                self._on_written(answer)
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(num_calls):
+                group.create_task(call())
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        await run_to_end(thread, append)
+        thread.shutdown()
 
 
 @contextmanager
