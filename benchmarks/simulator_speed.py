@@ -17,7 +17,6 @@ import tempfile
 from pathlib import Path
 
 from chairlift.config import SchedulerConfig
-from chairlift.events import EventFile
 from chairlift.lab.bench.machine import machine_facts
 from chairlift.lab.metrics.run import RunTally
 from chairlift.lab.sim.devices import find_device
@@ -28,6 +27,7 @@ from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
+from chairlift.observability.event_log import EventFile
 
 MODEL, DEVICE = "opt-13b", "A100-40GB"
 NUM_BLOCKS, BLOCK_SIZE, MAX_MODEL_LEN = 983, 16, 2048

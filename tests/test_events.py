@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from chairlift.events import EventFile, from_json, read_events, to_json
+from chairlift.events import from_json, read_events
+from chairlift.observability.event_log import EventFile, encode_event
 from fakes import make_engine, make_request, run_to_end
 
 
@@ -55,4 +56,4 @@ def test_a_full_disk_ends_the_event_log_with_a_warning(caplog: pytest.LogCapture
         log.close()
     assert log.error is not None
     assert "event log /dev/full: cannot be written" in caplog.text
-    assert to_json(events.events[0]).startswith('{"type":"request_arrived"')
+    assert encode_event(events.events[0]).startswith(b'{"type":"request_arrived"')

@@ -1,4 +1,4 @@
-"""The events of an engine: one for each change of a request and one for each step, and their JSON lines.
+"""The events of an engine: one for each change of a request and one for each step, and the reader of their log.
 
 Metrics, figures, traces and tests are derived from events alone. An event is built only if there is a sink for it.
 """
@@ -6,18 +6,12 @@ Metrics, figures, traces and tests are derived from events alone. An event is bu
 from __future__ import annotations
 
 import json
-import logging
-import queue
-import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol, get_args
 
 from chairlift.errors import ConfigError
-from chairlift.system.output_files import unwritable_file_error
-
-logger = logging.getLogger("chairlift")
 
 SCHEMA_VERSION = 4
 
@@ -338,12 +332,7 @@ class EventBroadcaster:
             sink.emit(event)
 
 
-def to_json(event: Event) -> str:
-    """The JSON line of an event, without the newline."""
-    return json.dumps({"type": event.type, **asdict(event)}, separators=(",", ":"))
-
-
-def from_json(line: str) -> Event:
+def from_json(line: str | bytes) -> Event:
     """The event of a JSON line.
 
     Raises:
@@ -381,59 +370,3 @@ def read_events(path: Path) -> Iterator[Event]:
         raise ConfigError(f"not an event log: {path}, line {number + 1}: not UTF-8") from None
     except ValueError as error:
         raise ConfigError(f"not an event log: {path}, line {number}: {error}") from None
-
-
-class EventFile:
-    """An event sink that writes JSON lines to a file, on a thread of its own.
-
-    If the file can no longer be written, later events are dropped, `error` is set, and the engine continues.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("w", encoding="utf-8")
-        self._queue: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        self.error: OSError | None = None
-        self._thread = threading.Thread(target=self._write, name="chairlift-events", daemon=True)
-        self._thread.start()
-
-    def emit(self, event: Event) -> None:
-        self._queue.put(event)
-
-    def _write(self) -> None:
-        while (event := self._queue.get()) is not None:
-            if self.error is not None:
-                continue
-            try:
-                self._file.write(to_json(event) + "\n")
-                if self._queue.empty():
-                    self._file.flush()
-            except OSError as error:
-                self._record_error(error)
-
-    def close(self) -> None:
-        """Write all queued events and close the file."""
-        self._queue.put(None)
-        self._thread.join()
-        try:
-            self._file.close()
-        except OSError as error:
-            self._record_error(error)
-
-    def _record_error(self, error: OSError) -> None:
-        if self.error is None:
-            self.error = error
-            logger.warning("event log %s: cannot be written, later events are dropped: %s", self._file.name, error)
-
-
-def open_event_log(path: Path | None) -> EventFile | None:
-    """Open the file of the option `event_log`, if it is given.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    if path is None:
-        return None
-    try:
-        return EventFile(path)
-    except OSError as error:
-        raise unwritable_file_error("event_log", path, error) from None

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from chairlift.events import to_json
+from chairlift.observability.event_log import encode_event
 from chairlift.observability.tracker import RequestTracker
 from conftest import SECRETS  # type: ignore[attr-defined]
 from running_server import RunningServer, completion_body
@@ -272,8 +272,8 @@ def recorded_log(tmp_path: Path, name: str = "r1") -> Path:
     for number in range(5):
         engine.add([number, 3, 4], 6)
     engine.to_end()
-    lines = "".join(f"{to_json(event)}\n" for event in engine.log.events)
-    started = to_json(engine.tracker.started)  # type: ignore[arg-type]
+    lines = "".join(f"{encode_event(event).decode()}\n" for event in engine.log.events)
+    started = encode_event(engine.tracker.started).decode()  # type: ignore[arg-type]
     path = tmp_path / "run.jsonl"
     path.write_text(f"{started}\n{lines}".replace('"r1"', json.dumps(name)))
     return path
@@ -369,7 +369,7 @@ def test_the_browser_computes_the_same_state_as_the_server(modules_page: Page, o
             waiting = sorted(r.request_id for r in tracker.unfinished.values() if r.state == "waiting")
             expected.append([running, waiting])
     assert len(expected) > 10
-    log = [json.loads(to_json(event)) for event in (started, *engine.log.events)]
+    log = [json.loads(encode_event(event)) for event in (started, *engine.log.events)]
     computed, replayed = modules_page.evaluate(
         """async log => {
           const {RunHistory} = await import("/page/run_history.js");
@@ -437,7 +437,7 @@ def test_the_blocks_of_the_map_add_up_to_the_slots_that_the_engine_counts(
           }
           return kinds;
         }""",
-        [json.loads(to_json(event)) for event in (started, *engine.log.events)],
+        [json.loads(encode_event(event)) for event in (started, *engine.log.events)],
     )
     assert len(kinds) > 5
     assert any(counted["reserved"] for _, counted in kinds)
@@ -463,7 +463,7 @@ def test_a_snapshot_corrects_what_a_slow_page_has_missed(modules_page: Page) -> 
           state.apply({type: "snapshot", time: state.time, step: 9, requests: [entry]});
           return [state.running().length, state.waiting().map(r => r.id), first.state, state.lanes, second.id];
         }""",
-        [json.loads(to_json(event)) for event in (started, *engine.log.events)],
+        [json.loads(encode_event(event)) for event in (started, *engine.log.events)],
     )
     assert shown == [0, [shown[4]], "finished", [None, None], shown[4]]
 

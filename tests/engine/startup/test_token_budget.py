@@ -31,12 +31,13 @@ from chairlift.engine.startup.token_budget import (
     measure_steps,
 )
 from chairlift.errors import ConfigError
-from chairlift.events import EngineStarted, EventList, from_json, to_json
+from chairlift.events import EngineStarted, EventList, from_json
 from chairlift.lab.bench.simulation import sim_config_from_recording
 from chairlift.lab.planning.planned_workload import PlannedWorkload
 from chairlift.lab.planning.planner import PlannedModel, make_plan
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
+from chairlift.observability.event_log import encode_event
 from chairlift.speculative_config import SpeculativeConfig
 from chairlift.step_time import StepTime
 from native import needs_native
@@ -190,7 +191,7 @@ def test_a_budget_of_zero_is_rejected() -> None:
 def test_a_simulation_of_a_recorded_engine_uses_its_budget_and_its_time_of_steps() -> None:
     step_time = StepTime(0.01, 0.002, 1e-6, DECODE_TARGET_SECONDS, PREFILL_TARGET_SECONDS)
     recorded = EngineStarted(0.0, "tiny", 16, 64, 8, 128, 256, "fcfs", "paged", True, step_time=asdict(step_time))
-    recorded = from_json(to_json(recorded))
+    recorded = from_json(encode_event(recorded))
     assert isinstance(recorded, EngineStarted)
     simulated = sim_config_from_recording(EngineConfig(), recorded)
     assert simulated.scheduler.step_time == step_time
@@ -251,7 +252,7 @@ def test_an_engine_with_speculative_decoding_times_its_rows(
     with caplog.at_level(logging.INFO, logger="chairlift"):
         engine = build_engine(config, events=events)
     (started,) = (event for event in events.events if isinstance(event, EngineStarted))
-    assert from_json(to_json(started)) == started
+    assert from_json(encode_event(started)) == started
     assert started.speculative_config == asdict(SpeculativeConfig())
     assert started.row_time is not None
     assert [rows for rows, _ in started.row_time][:3] == [1, 2, 4]

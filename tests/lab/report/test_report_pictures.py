@@ -19,9 +19,10 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 from simulated_runs import simulated, static
 
-from chairlift.events import Step, to_json
+from chairlift.events import Step
 from chairlift.lab.report.recorded_run import RecordedRun, recorded_run
 from chairlift.lab.report.trace import RowKind
+from chairlift.observability.event_log import encode_event
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ def test_kinds_fill_their_share(runs: list[RecordedRun]) -> None:
 
 def test_the_script_writes_the_same_pictures_each_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "a=b.jsonl"
-    log.write_text("".join(f"{to_json(event)}\n" for event in simulated(6)), encoding="utf-8")
+    log.write_bytes(b"".join(encode_event(event) + b"\n" for event in simulated(6)))
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
         main([f"paged={log}", "--output", str(folder)])

@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from chairlift.errors import ConfigError
-from chairlift.events import to_json
+from chairlift.observability.event_log import encode_event
 from chairlift.server.web.recorded_log import recorded_log_app, serve_recorded_log
 from tracked_engine import TrackedEngine
 
@@ -19,7 +19,7 @@ def log(tmp_path: Path) -> Path:
     engine.add([1, 2], 3)
     engine.to_end()
     path = tmp_path / "run.jsonl"
-    path.write_text("".join(f"{to_json(event)}\n" for event in engine.log.events))
+    path.write_bytes(b"".join(encode_event(event) + b"\n" for event in engine.log.events))
     return path
 
 

@@ -20,8 +20,9 @@ from chairlift.engine.startup.loaded_model import LoadedDecoder, LoadedEncoder, 
 from chairlift.engine.startup.pool_plan import beam_search_problem
 from chairlift.engine.startup.prepared_engine import PreparedEngine
 from chairlift.engine.startup.weight_plan import step_weight_bytes
-from chairlift.events import EngineStarted, EventBroadcaster, EventFile, EventSink, open_event_log
+from chairlift.events import EngineStarted, EventBroadcaster, EventSink
 from chairlift.lora import LoRARequest
+from chairlift.observability.event_log import EventFile
 from chairlift.observability.trace_recorder import TraceRecorder
 from chairlift.worker.disk_block_store import DiskBlockStore
 
@@ -90,7 +91,8 @@ def build_engine(
     prepared = _prepare(config, loaded, turn)
     executor = prepared.runner if around_executor is None else around_executor(prepared.runner)
     recorder = None if config.record_trace is None else TraceRecorder(config.record_trace)
-    logs = [log for log in (open_event_log(config.event_log), recorder) if log is not None]
+    log = None if config.event_log is None else EventFile(config.event_log)
+    logs = [each for each in (log, recorder) if each is not None]
     sinks: list[EventSink] = [*logs, *(() if events is None else (events,))]
     sink = EventBroadcaster(*sinks) if sinks else None
     started = _engine_started(config, loaded, prepared, clock.now())

@@ -14,7 +14,7 @@ from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import LoadedDecoder, load_decoder
 from chairlift.engine.startup.pool_plan import kv_slot_bytes, plan_layout
 from chairlift.errors import ConfigError
-from chairlift.events import EngineStarted, EventBroadcaster, EventList, EventSink, to_json
+from chairlift.events import EngineStarted, EventBroadcaster, EventList, EventSink
 from chairlift.lab.bench.bench_options import CompareOptions
 from chairlift.lab.bench.benchmark_result import BenchmarkResult, RunValues, engine_limits, engine_policies
 from chairlift.lab.bench.driver import drive_all_at_once, forced_requests, run_forced
@@ -24,6 +24,7 @@ from chairlift.lab.metrics.run import REPORTED_METRICS
 from chairlift.lab.report.memory import KINDS
 from chairlift.lab.report.recorded_run import recorded_run
 from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.observability.event_log import encode_event
 from chairlift.worker.kv_cache_plan import KVCachePlan
 
 logger = logging.getLogger("chairlift")
@@ -301,6 +302,6 @@ def _create_folder(folder: Path | None) -> None:
 def _save_events(log: EventList, path: Path) -> None:
     """Write an event log. An error is logged, so that the comparison continues."""
     try:
-        path.write_text("".join(f"{to_json(event)}\n" for event in log.events), encoding="utf-8")
+        path.write_bytes(b"".join(encode_event(event) + b"\n" for event in log.events))
     except OSError as error:
         logger.warning("save_events: %s: %s", path, error.strerror)

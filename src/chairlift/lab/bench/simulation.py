@@ -16,7 +16,7 @@ from chairlift.engine.progress import AdvanceBar, progress_bar
 from chairlift.engine.startup.memory_plan import plan_memory
 from chairlift.engine.startup.pool_plan import CacheSizes, checkpoint_plan, plan_pool, planned_pool
 from chairlift.errors import ConfigError, ModelLoadError
-from chairlift.events import EngineStarted, Event, EventBroadcaster, RequestRejected, Step, open_event_log, read_events
+from chairlift.events import EngineStarted, Event, EventBroadcaster, RequestRejected, Step, read_events
 from chairlift.lab.bench.benchmark_result import engine_limits, engine_policies
 from chairlift.lab.bench.workload_options import WorkloadOptions, format_arrivals, format_lengths
 from chairlift.lab.metrics.run import REPORTED_METRICS, RunMetrics, RunTally
@@ -30,6 +30,7 @@ from chairlift.lab.sim.swap_cost import simulate_swap
 from chairlift.lab.tables import constants_table, make_table, number, print_report
 from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.loading.resolve import matrix_formats
+from chairlift.observability.event_log import EventFile
 from chairlift.options import check_options, option
 from chairlift.step_time import RowTime, StepTime
 from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE
@@ -125,7 +126,7 @@ def run_simulation(config: EngineConfig, load: WorkloadOptions, options: Simulat
     else:
         sim = sim_config(config, model, device, options.tensor_parallel_size)
     tally = RunTally()
-    file = open_event_log(config.event_log)
+    file = None if config.event_log is None else EventFile(config.event_log)
     workload = load.workload(model.vocab_size, token_round=0)
     try:
         feed = RequestFeed(workload, load.max_concurrency)

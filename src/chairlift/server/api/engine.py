@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from chairlift.engine.event_hub import Subscription
 from chairlift.engine.process.client import EngineStatus
-from chairlift.events import to_json
+from chairlift.observability.event_log import encode_event
 from chairlift.observability.step_cost import CostLine
 from chairlift.server.access.call import call_of, require_admin
 from chairlift.server.access.event_readers import EventReaders
@@ -142,13 +142,13 @@ class _AllMetrics(Collector):
 async def event_stream(model: VisibleEngine, subscription: Subscription) -> AsyncGenerator[bytes, None]:
     """Yield the events of a subscription as server-sent events, with a `dropped` event after each loss."""
     if (started := model.observer.tracker.started) is not None:
-        yield to_named_event(started.type, to_json(started).encode())
+        yield to_named_event(started.type, encode_event(started))
     num_dropped = 0
     async for event in subscription:
         if subscription.num_dropped > num_dropped:
             num_dropped = subscription.num_dropped
             yield to_named_event("dropped", json.dumps({"type": "dropped", "num_dropped": num_dropped}).encode())
-        yield to_named_event(event.type, to_json(event).encode())
+        yield to_named_event(event.type, encode_event(event))
 
 
 def _engine_view(model: VisibleEngine, replicas: list[str]) -> EngineView:

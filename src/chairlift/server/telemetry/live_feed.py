@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from chairlift.events import Event
+from chairlift.observability.event_log import encode_event
 from chairlift.observability.explain import Viewer
 from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.observability.tracker import RequestTracker
@@ -28,12 +29,6 @@ MAX_RECENT_BYTES: Final = 1 << 20
 
 _compressor: Final = ThreadPoolExecutor(1, "chairlift-history")
 _encode: Final = msgspec.json.Encoder().encode
-
-
-def encode_event(event: Event) -> bytes:
-    """The JSON of an event, as `events.to_json` writes it."""
-    fields = _encode(event)
-    return b'{"type":"%b",%b' % (event.type.encode(), fields[1:])
 
 
 class HistoryPart(NamedTuple):

@@ -21,6 +21,7 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from chairlift.events import Event
+from chairlift.observability.event_log import encode_event
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import call_of
 from chairlift.server.access.event_readers import EventReaders
@@ -29,7 +30,7 @@ from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import VisibleEngine
 from chairlift.server.protocol.encoding import to_named_event
-from chairlift.server.telemetry.live_feed import HISTORY_SECONDS, encode_event
+from chairlift.server.telemetry.live_feed import HISTORY_SECONDS
 from chairlift.server.telemetry.redaction import Redactor
 from chairlift.server.web.burst import start_burst
 from chairlift.server.web.page_bodies import BurstBody, PageView, SimulationBody, SimulationView
