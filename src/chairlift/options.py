@@ -17,6 +17,18 @@ from chairlift.errors import ConfigError
 
 _KEY: Final = "option"
 
+VLLM_OPTIONS: Final = {
+    "model": "write the model without the name of an option, as in `chairlift serve MODEL`",
+    "gpu_memory_utilization": "use kv_cache_memory_bytes",
+    "tensor_parallel_size": "leave it out, because an engine uses one device; replicas of it share the requests",
+    "trust_remote_code": "leave it out, because code of a model is never run",
+    "enforce_eager": "leave it out, because no graphs are captured",
+    "enable_chunked_prefill": "leave it out, because prompts are always computed in chunks",
+    "enable_auto_tool_choice": "leave it out, because tools are always enabled",
+    "disable_log_requests": "use access_log_format=none",
+}
+"""Options of vLLM that an engine or server does not have, with advice."""
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -81,9 +93,11 @@ def declared_options(record: type[Any]) -> dict[str, Option]:
 
 
 def unknown_option(name: str, known: Sequence[str]) -> str:
-    """The message about an unknown option, with the known name that is close to it, or all known names."""
+    """The message about an unknown option, with advice, the known name that is close to it, or all known names."""
     close = get_close_matches(name, known, 1)
     hint = f": did you mean {close[0]}?" if close else f"; options are {', '.join(known)}"
+    if advice := VLLM_OPTIONS.get(name.lstrip("-").replace("-", "_")):
+        hint = f": {advice}"
     return f"{name} is not an option{hint}"
 
 

@@ -153,6 +153,8 @@ def test_bench_throughput_prints_a_table_or_one_json_line(tiny_model_dir: Callab
         (["bench", "throughput", "--input-len", "zipf:3"], "zipf"),
         (["serve", "no-such-model", "--port", "0"], "no-such-model.*no such file or folder"),
         (["serve", "a:x:0", "--port", "0"], "model 'a:x:0': there is no such file or folder"),
+        (["serve", "--gpu-memory-utilization=0.9"], "--gpu-memory-utilization is not an option: use kv_cache_memory_"),
+        (["serve", "--max-num-seq", "3"], "Unknown option: --max-num-seq. Did you mean --max-num-seqs?"),
         (["serve", "--kv-cache-memory-bytes", "lots"], "must be a positive amount"),
         (
             ["serve", "--max-num-seqs", "9", "--max-num-batched-tokens", "8"],

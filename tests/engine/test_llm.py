@@ -254,6 +254,10 @@ def test_the_default_max_model_len_fits_the_pool_and_is_logged(
         ({"kv_cache_memory_bytes": 1000}, "KV memory budget"),
         ({"dtype": "int8"}, "dtype must be one of"),
         ({"max_num_seq": 3}, r"^max_num_seq is not an option: did you mean max_num_seqs\?"),
+        (
+            {"tensor_parallel_size": 2},
+            "tensor_parallel_size is not an option: leave it out, because an engine uses one",
+        ),
         ({"device": "tpu"}, "device must be cpu or cuda"),
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
         ({"preemption_mode": "swap", "swap_space": float("inf")}, "swap_space must be a finite number"),

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 from cyclopts.help import ColumnSpec, DefaultFormatter, DescriptionRenderer, NameRenderer
 
 from chairlift.cli.console import ARGUMENTS, OPTIONS, print_error
 from chairlift.errors import ChairliftError, ConfigError
+from chairlift.options import VLLM_OPTIONS, unknown_option
 from chairlift.version import __version__
 
 NAME_COLUMNS: Final = 34
@@ -71,6 +72,10 @@ def run_command(arguments: Sequence[str]) -> None:
     """
     try:
         app(arguments, exit_on_error=False, print_error=False)
+    except UnknownOptionError as error:
+        name = (error.token.keyword or error.token.value).partition("=")[0]
+        is_advised = name.lstrip("-").replace("-", "_") in VLLM_OPTIONS
+        raise ConfigError(unknown_option(name, ()) if is_advised else str(error)) from None
     except CycloptsError as error:
         raise ConfigError(str(error)) from None
 

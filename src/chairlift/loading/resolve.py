@@ -78,7 +78,7 @@ def resolve_model(model: str | None, *, accept_terms: bool = False) -> ModelFile
     path = Path(model).expanduser()
     try:
         name = model_name(model)
-        if path.is_dir():
+        if model and path.is_dir():  # The path of no text is the working folder.
             return _folder(path, name)
         if path.is_file():
             return _file(path, name)
