@@ -32,7 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def server(smollm2_gguf: Path) -> Iterator[RunningServer]:
     """The default model without keys, with bursts and the simulator."""
-    llm = AsyncLLM(model=str(smollm2_gguf), num_kv_blocks=1000, num_threads=1, max_num_seqs=8)
+    options = {"num_kv_blocks": 1000, "num_threads": 1, "max_num_seqs": 8, "max_num_batched_tokens": 256}
+    llm = AsyncLLM(model=str(smollm2_gguf), **options)
     with run_server(llm, MODEL, page_control=True, simulate_policy=simulate_policy) as running:
         yield running
 

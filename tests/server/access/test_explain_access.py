@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -48,14 +49,18 @@ def get(server: RunningServer, path: str, name: str) -> httpx.Response:
 
 
 def run_two_calls(server: RunningServer) -> dict[str, str]:
-    """Run a request of ann and one of bob, which waits for the seat. Return their ids."""
+    """Run a request of ann and one of bob, which waits longer for the seat than for a step. Return their ids."""
     body = {"prompt": [3, 4, 5], "max_tokens": 20, "ignore_eos": True}
     with ThreadPoolExecutor(2) as pool:
-        calls = {}
-        with server.hold_steps():
+        calls, scheduler = {}, server.llm.engine.core.scheduler  # type: ignore[attr-defined]
+        with server.hold_steps() as gate:
             for count, name in enumerate(("ann", "bob"), start=1):
+                start = time.monotonic()
                 calls[name] = pool.submit(server.post, "/v1/completions", body, f"sk-{name}")
                 wait_for(lambda count=count: server.llm.num_unfinished == count)
+            gate.allow(1)
+            wait_for(lambda: len(scheduler.unfinished) == 2)
+            time.sleep(2 * (time.monotonic() - start))
         return {name: call.result().json()["id"] for name, call in calls.items()}
 
 
