@@ -22,6 +22,7 @@ VLLM_OPTIONS: Final = {
     "gpu_memory_utilization": "use kv_cache_memory_bytes",
     "tensor_parallel_size": "leave it out, because an engine uses one device; replicas of it share the requests",
     "trust_remote_code": "leave it out, because code of a model is never run",
+    "enable_lora": "leave it out, because lora_modules and max_loras allocate memory for adapters",
     "enforce_eager": "leave it out, because no graphs are captured",
     "enable_chunked_prefill": "leave it out, because prompts are always computed in chunks",
     "enable_auto_tool_choice": "leave it out, because tools are always enabled",
@@ -188,18 +189,25 @@ def parse_weights(given: str | Mapping[str, Any], name: str) -> dict[str, float]
 
 
 def parse_paths(items: str | Sequence[str], name: str) -> dict[str, str] | None:
-    """Parse items "name=path", or the same as one JSON object.
+    """Parse items "name=path", or {"name": name, "path": path} as in vLLM, or all of them as one JSON object.
 
     Raises:
         ConfigError: an item has another form, or a name occurs twice.
     """
-    texts = [items] if isinstance(items, str) else items
+    texts = [_without_names(item) for item in ([items] if isinstance(items, str) else items)]
     paths: dict[str, str] = {}
     for item, key, path in _pairs(texts, texts[0] if len(texts) == 1 else ""):
         if not key or not path or not isinstance(path, str) or key in paths:
             raise ConfigError(f"{name} must be name=path with distinct names, got {item!r:.200}")
         paths[key] = path
     return paths or None
+
+
+def _without_names(item: str) -> str:
+    """The form name=path of an item that has vLLM's form, and any other item as it is."""
+    record = _parse_json(item)
+    is_named = isinstance(record, dict) and record.keys() == {"name", "path"}
+    return f"{record['name']}={record['path']}" if is_named else item
 
 
 def _pairs(items: Sequence[str], text: str | Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:

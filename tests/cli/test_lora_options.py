@@ -10,6 +10,7 @@ from chairlift.options import parse_paths
 
 def test_adapters_are_named_on_the_command_line() -> None:
     assert parse_paths(["a=one", "b=/x/y=z"], "lora_modules") == {"a": "one", "b": "/x/y=z"}
+    assert parse_paths(['{"name": "a", "path": "one"}', "b=two"], "lora_modules") == {"a": "one", "b": "two"}
     assert parse_paths([], "lora_modules") is None
 
 

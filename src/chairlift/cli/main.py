@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
+from cyclopts import App, CycloptsError, Parameter, UnknownOptionError, UnusedCliTokensError
 from cyclopts.help import ColumnSpec, DefaultFormatter, DescriptionRenderer, NameRenderer
 
 from chairlift.cli.console import ARGUMENTS, OPTIONS, print_error
@@ -76,6 +76,8 @@ def run_command(arguments: Sequence[str]) -> None:
         name = (error.token.keyword or error.token.value).partition("=")[0]
         is_advised = name.lstrip("-").replace("-", "_") in VLLM_OPTIONS
         raise ConfigError(unknown_option(name, ()) if is_advised else str(error)) from None
+    except UnusedCliTokensError as error:
+        raise ConfigError(f"{error} Write the name of an option before each of its values.") from None
     except CycloptsError as error:
         raise ConfigError(str(error)) from None
 
