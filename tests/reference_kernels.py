@@ -272,7 +272,7 @@ class ReferenceAttention(AttentionBackend[AttentionMetadata]):
             query = rotary.scale_queries(rotate(query, rotary.positions, rotary.cos_sin_cache))
         if key is not None and value is not None:
             key = key if rotary is None else rotate(key, rotary.positions, rotary.cos_sin_cache)
-            write_kv(key, value, cache, plan.slot_mapping)
+            write_kv(key, key if self.shape.keys_are_values else value, cache, plan.slot_mapping)
         shape = self.shape
         attended = paged_attention(query, cache, plan, shape.scale, sliding_window, shape.logits_soft_cap, sinks)
         return attended.flatten(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -110,6 +111,34 @@ def test_routing_by_sigmoid_with_a_bias_of_the_choice(kernels: str, softmax: Any
     x = torch.randn(70, SIZE, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(fast(x), slow(x.clone()), rtol=1e-4, atol=1e-4)
     assert not torch.allclose(slow(x.clone()), unbiased(x.clone()))
+
+
+@pytest.mark.parametrize("kernels", KERNEL_SETS)
+@pytest.mark.parametrize("has_sigmoid", [True, False])
+def test_routing_from_some_groups_of_experts(kernels: str, has_sigmoid: bool) -> None:
+    whole = ExpertRouting(2, "all", has_sigmoid=has_sigmoid)
+    routing = replace(whole, num_groups=3, groups_per_token=1)
+    fast, slow, free = (
+        make_mixture(each, RandomExperts(), given, norm=RMS_NORM, has_selection_bias=has_sigmoid)
+        for each, given in ((get_kernels(kernels), routing), (REFERENCE, routing), (REFERENCE, whole))
+    )
+    x = torch.randn(70, SIZE, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(fast(x), slow(x.clone()), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(slow(x.clone()), free(x.clone()))
+
+
+def test_the_score_of_a_group_is_that_of_its_best_expert_or_with_sigmoids_of_its_best_two() -> None:
+    logits = torch.tensor([[3.0, -9.0, 2.0, 2.0, 1.0, -5.0]])
+    routing = ExpertRouting(2, "all", num_groups=3, groups_per_token=1)
+    experts, weights = route(logits, routing)
+    assert experts.tolist() == [[0, 1]]
+    torch.testing.assert_close(weights, logits.softmax(-1)[:, :2])
+    experts, weights = route(logits, replace(routing, has_sigmoid=True))
+    assert experts.tolist() == [[2, 3]]
+    torch.testing.assert_close(weights, logits.sigmoid()[:, 2:4])
+    bias = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, 2.0])
+    experts, weights = route(logits, replace(routing, has_sigmoid=True), None, bias)
+    assert experts.tolist() == [[5, 4]]
 
 
 def test_a_bias_changes_the_choice_but_not_the_weights() -> None:

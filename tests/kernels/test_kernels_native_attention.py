@@ -442,7 +442,7 @@ def test_a_tape_knows_the_steps_of_its_calls() -> None:
 
 def test_unsupported_shapes_and_types_are_rejected() -> None:
     shape = make_shape((2, 1), 8, torch.float32)
-    with pytest.raises(ConfigError, match=r"head_dim must be a multiple of 4 and at most 512 .* got 6"):
+    with pytest.raises(ConfigError, match=r"head_dim must be a multiple of 4 and at most 576 .* got 6"):
         NativeAttention(replace(shape, head_dim=6))
     with pytest.raises(ConfigError, match="kv_cache_dtype must be one of float32, bfloat16, int8"):
         NativeAttention(replace(shape, kv_cache_dtype=torch.float16))

@@ -29,7 +29,7 @@ class KVCache(NamedTuple):
     transpose. The last block belongs to no sequence: no block table contains it, and kernels may write padding there.
 
     Attributes:
-        key, value: float32, float16, bfloat16 or int8.
+        key, value: float32, float16, bfloat16 or int8. Both are one tensor where the keys are the values.
         key_scale, value_scale: float32 [num_blocks + 1, num_kv_heads, block_size] for int8, else None. A value is the
             int8 times the scale of its token and head.
     """
@@ -102,6 +102,7 @@ class AttentionShape:
         dtype: the type of activations.
         logits_soft_cap: c, where a score s becomes c * tanh(s / c) before the softmax (Gemma 2), or None.
         kv_cache_dtype: the type of K and V in memory; None for `dtype`. torch.int8 has a scale for each token and head.
+        keys_are_values: whether the values are the keys after their norm and rotation, which are kept once.
     """
 
     num_heads: int
@@ -112,6 +113,7 @@ class AttentionShape:
     device: torch.device
     kv_cache_dtype: torch.dtype | None = None
     logits_soft_cap: float | None = None
+    keys_are_values: bool = False
 
     @property
     def kv_dtype(self) -> torch.dtype:
@@ -213,11 +215,12 @@ class AttentionBackend(ABC, Generic[PlanT]):
         """Allocate the KV memory of one layer. It is zeroed, because masked values must still be finite."""
         shape = self.shape
         slots = (num_blocks + SPARE_BLOCKS, shape.num_kv_heads, block_size)
-        key, value = (zeroed((*slots, shape.head_dim), shape.kv_dtype, shape.device) for _ in range(2))
+        count = 1 if shape.keys_are_values else 2
+        memories = [zeroed((*slots, shape.head_dim), shape.kv_dtype, shape.device) for _ in range(count)]
         if shape.kv_dtype != torch.int8:
-            return KVCache(key, value)
-        key_scale, value_scale = (zeroed(slots, torch.float32, shape.device) for _ in range(2))
-        return KVCache(key, value, key_scale, value_scale)
+            return KVCache(memories[0], memories[-1])
+        scales = [zeroed(slots, torch.float32, shape.device) for _ in range(count)]
+        return KVCache(memories[0], memories[-1], scales[0], scales[-1])
 
     @abstractmethod
     def plan(self, metadata: AttentionMetadata) -> PlanT:
@@ -239,8 +242,9 @@ class AttentionBackend(ABC, Generic[PlanT]):
 
         Args:
             qkv: [T, heads * head_dim], contiguous, which may be overwritten: the heads of query, key and value of each
-                token. Without heads of values, the projected keys are the values as well. With heads of the query only,
-                `cache` contains K and V of this step already, and remains as it is.
+                token. Without heads of values, the projected keys are the values as well; with `keys_are_values` after
+                their norm and rotation. With heads of the query only, `cache` contains K and V of this step already,
+                and remains as it is.
             rotary: None leaves query and key as they are.
             sliding_window: a query at position p sees keys p - sliding_window + 1 to p; None for keys 0 to p.
             qk_norm: None leaves query, key and value as they are.

@@ -30,6 +30,11 @@ def route(
     """
     scores = sigmoid(logits.float()) if routing.has_sigmoid else logits.float()
     biased = scores if selection_bias is None else scores + selection_bias.float()
+    if routing.groups_per_token < routing.num_groups:
+        grouped = biased.view(len(biased), routing.num_groups, -1)
+        best = grouped.sort(dim=-1, descending=True).values[..., : 2 if routing.has_sigmoid else 1].sum(-1)
+        closed = torch.sort(best, dim=-1, descending=True, stable=True).indices[:, routing.groups_per_token :]
+        biased = grouped.scatter(1, closed[..., None].expand(-1, -1, grouped.shape[2]), -torch.inf).flatten(1)
     chosen = torch.sort(biased, dim=-1, descending=True, stable=True).indices[:, : routing.experts_per_token]
     weights = scores.gather(1, chosen)
     if routing.has_sigmoid and routing.softmax == "chosen":

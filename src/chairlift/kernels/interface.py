@@ -177,6 +177,10 @@ def run_in_order(layers: Sequence[Layer], x: torch.Tensor, step: StepContext) ->
     return x
 
 
+def _new_rows(x: torch.Tensor, purpose: str, width: int) -> torch.Tensor:
+    return x.new_empty((len(x), width))
+
+
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """The kernels of a step. `tests/reference_kernels.py` in the source repository defines their results.
@@ -195,6 +199,8 @@ class Kernels:
             prologues are norms or none.
         make_mixture: (mixture) -> x [T, in] -> [T, in]. The next call may overwrite the result.
         make_recurrence: (recurrence) -> the kernel of a recurrence, and the memory of its states.
+        new_rows: (x [T, n], purpose, width) -> rows [T, width] without defined values, for results of other kernels.
+            The next call with the same purpose and width may return the same memory.
         gate: (x [T, n], logits [T, n] or [T, 1]) -> x * sigmoid(logits), which may be computed in the memory of x.
         attention: (shape) -> the attention backend of a model.
         notes: lines to log once a model is loaded.
@@ -213,5 +219,6 @@ class Kernels:
     gate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     attention: Callable[[AttentionShape], AttentionBackend[Any]]
     make_feed_forward: Callable[[LinearKernel, LinearKernel], FeedForwardKernel] = compose_feed_forward
+    new_rows: Callable[[torch.Tensor, str, int], torch.Tensor] = _new_rows
     notes: Callable[[], list[str]] = list
     run_layers: Callable[[Sequence[Layer], torch.Tensor, StepContext], torch.Tensor] = run_in_order

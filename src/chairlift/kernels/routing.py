@@ -20,6 +20,9 @@ class ExpertRouting:
         has_sigmoid: whether a score is the sigmoid of a logit instead. "chosen" divides the scores of the chosen
             experts by their sum plus `sum_eps` (DeepSeek-V3).
         scale: the factor of all weights.
+        num_groups, groups_per_token: the number of equal groups of consecutive experts, and how many of them have the
+            experts of a token: those with the largest scores. The score of a group is that of its best expert
+            (DeepSeek-V2), or with sigmoids the sum of those of its best two (DeepSeek-V3).
     """
 
     experts_per_token: int
@@ -27,3 +30,5 @@ class ExpertRouting:
     has_sigmoid: bool = False
     sum_eps: float = 0.0
     scale: float = 1.0
+    num_groups: int = 1
+    groups_per_token: int = 1

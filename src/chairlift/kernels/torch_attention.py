@@ -61,7 +61,10 @@ class TorchAttention(AttentionBackend[TorchAttentionPlan]):
         else:
             key = key if rotary is None else rotate(key, *rotary.rows)
             key_rows.index_put_((plan.write_rows,), key)
-            value_rows.index_put_((plan.write_rows,), value)
+            if self.shape.keys_are_values:
+                value = key
+            else:
+                value_rows.index_put_((plan.write_rows,), value)
         window = plan.windows.get(sliding_window)
         if window is None:
             window = plan.windows[sliding_window] = self._planner.plan_window(plan.metadata, sliding_window)

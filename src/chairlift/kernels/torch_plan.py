@@ -38,6 +38,8 @@ class KVGather:
         """Copy keys and values to scratch memory; the result has `shape` and is valid until the next gather."""
         size = self.key.shape[1]
         torch.index_select(cache.key.view(-1, size), 0, self.pieces, out=self.key)
+        if cache.value is cache.key:
+            return self.key.view(self.shape), self.key.view(self.shape)
         torch.index_select(cache.value.view(-1, size), 0, self.pieces, out=self.value)
         return self.key.view(self.shape), self.value.view(self.shape)
 

@@ -6,6 +6,7 @@ With T tokens, N sequences, L slots of the longest one, hidden size H, inner siz
 
     residual stream   4 T H b; 6 T H b if a layer has an operation between a product and the residual sum
     widest layer      max(attention T d (7 heads + 3 KV heads) b + rotation in float32, MLP 3 T I b (ungated 2));
+                      latent attention twice the values between its products more;
                       with E experts, of which each token has k, MLP T (5 H b + 32 E + 12 k) more;
                       recurrence of F inputs, C channels and O outputs in float32, T (F + 6 C + 6 O), and 4 N states
     gathered K, V     one tile or the longest sequence of one layer, twice, because it may grow within a step
@@ -75,7 +76,7 @@ class TorchMemory(KernelMemory):
     def _attention(self, layer: LayerSizes, tokens: int) -> MemoryItem:
         heads, kv_heads, dim, size = layer.num_heads, layer.num_kv_heads, layer.head_dim, self.value_bytes
         rotation = 4 * dim * (4 * heads + 4) if layer.is_rotated else 0
-        row = dim * (7 * heads + 3 * kv_heads) * size + rotation + 32 * kv_heads
+        row = (dim * (7 * heads + 3 * kv_heads) + 2 * layer.num_latent_values) * size + rotation + 32 * kv_heads
         return MemoryItem("widest layer: attention", tokens * row)
 
     def _network(self, network: NetworkSizes, tokens: int, hidden: int) -> MemoryItem:

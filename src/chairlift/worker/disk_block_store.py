@@ -323,8 +323,8 @@ def _open_privately(path: str, flags: int) -> int:
 
 
 def cache_tensors(cache: KVCache | RecurrentState) -> list[torch.Tensor]:
-    """The tensors of a layer's memory. Their first dimension is that of blocks, or of slots of states."""
-    return [tensor for tensor in cache if tensor is not None]
+    """The tensors of a layer's memory, each once. Their first dimension is that of blocks, or of slots of states."""
+    return list(dict.fromkeys(tensor for tensor in cache if tensor is not None))
 
 
 def _digest(block_hash: bytes, payload: memoryview) -> bytes:

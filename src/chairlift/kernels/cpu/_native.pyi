@@ -344,9 +344,12 @@ class ExpertMixture:
         sum_eps: Is added to the sum of the sigmoids of the chosen experts.
         scale: The factor of all weights.
         selection_bias: float32 [num_experts], copied, is added to the scores for the choice only; None for no bias.
+        num_groups: The number of equal groups of consecutive experts.
+        groups_per_token: The number of groups with the largest scores, from which the experts of a row are chosen. The
+            score of a group is that of its best expert, or with `has_sigmoid` the sum of those of its best two.
 
     Raises:
-        ValueError: The layers do not fit, or there are fewer experts than experts_per_token.
+        ValueError: The layers or groups do not fit, or there are fewer experts than experts_per_token.
     """
 
     def __init__(
@@ -363,6 +366,8 @@ class ExpertMixture:
         scale: float = 1.0,
         selection_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
         | None = None,
+        num_groups: int = 1,
+        groups_per_token: int = 1,
     ) -> None: ...
     def __call__(self, x_ptr: int, x_stride: int, num_rows: int, out_ptr: int, out_stride: int) -> None:
         """
@@ -458,7 +463,7 @@ class PagedAttention:
     Args:
         num_heads: Query heads, a multiple of num_kv_heads.
         num_kv_heads: Heads of K and V.
-        head_dim: Values per head: a multiple of 4, at most 512.
+        head_dim: Values per head: a multiple of 4, at most 576.
         scale: The factor of the dot products.
         kv_dtype: The type of K and V in memory: "f32", "bf16" or "int8".
         soft_cap: c where a score s becomes c * tanh(s / c) before the softmax; 0 leaves scores as they are.
@@ -510,7 +515,8 @@ class PagedAttention:
             rotary_dim: The number of first dimensions of each head that are rotated: even, at most head_dim.
             query_scales_ptr: float32 [max_position], a factor of the scores of the query at each position; 0 for no factors.
                 It requires positions_ptr.
-            key_ptr, value_ptr: [num_blocks + 1, num_kv_heads, block_size, head_dim], of the type of K and V.
+            key_ptr, value_ptr: [num_blocks + 1, num_kv_heads, block_size, head_dim], of the type of K and V. If they are
+                equal, the keys after their norm and rotation are the values.
             key_scale_ptr, value_scale_ptr: float32 [num_blocks + 1, num_kv_heads, block_size]; 0 unless the type is int8.
             window: Keys that a query sees, including its own; 0 for all up to its own.
             sinks_ptr: float32 [num_heads], a score of each head that is part of its softmax, but has no value; 0 for none.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 KV_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.int8: "int8"}
 
-MAX_HEAD_DIM = 512
+MAX_HEAD_DIM = 576
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,7 @@ def native_kernels(quantization: str | None = None) -> Kernels:
         make_mixture=maker.make_mixture,
         make_recurrence=partial(NativeRecurrence, buffers=maker.buffers, states=maker.states),
         gate=native_gate,
+        new_rows=maker.new_rows,
         attention=NativeAttention,
         notes=maker.loader.notes,
         run_layers=RecordedLayers(maker.buffers, maker.states),
@@ -93,6 +94,9 @@ class _KernelMaker:
             return NativeLinear(matrix, bias, prologue, buffers)
         product = NativeLinear(matrix, bias, NO_PROLOGUE, buffers)
         return ComposedLinear(torch_ops.make_prologue(prologue), product)
+
+    def new_rows(self, x: torch.Tensor, purpose: str, width: int) -> torch.Tensor:
+        return self.buffers.rows((purpose, width), len(x))
 
     def add_lora(self, base: NativeLinear, prologue: Prologue, layer: LoraLayer) -> LinearKernel:
         if prologue.kind not in NATIVE_PROLOGUES:
@@ -263,7 +267,8 @@ class NativeMixture:
             ups.append(native.FusedLinear(*self._add(up), shared))
             downs.append(native.FusedLinear(*self._add(down), mixture.activation))
         routing = mixture.routing
-        options = (routing.has_sigmoid, routing.sum_eps, routing.scale, bias)
+        groups = () if routing.num_groups == 1 else (routing.num_groups, routing.groups_per_token)
+        options = (routing.has_sigmoid, routing.sum_eps, routing.scale, bias, *groups)
         self._kernel = native.ExpertMixture(
             router, ups, downs, routing.experts_per_token, routing.softmax == "chosen", scales, *options
         )

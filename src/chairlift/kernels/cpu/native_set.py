@@ -6,7 +6,7 @@ All layers write to the same rows. With T tokens, hidden size H, and for the wid
 queries and keys, I as the inner size and d as the head size, the numbers of values of a step are:
 
     residual stream   3 T H (OPT adds positions); 5 T H if a norm or factor comes between a product and the sum
-    attention         T (2 Q + 2 K), and T d for the rotation
+    attention         T (2 Q + 2 K), T d for the rotation, and the values between the products of latent attention
     MLP               2 T I
     product inputs    T times the widest input, at most float32, with scales
     experts           T (H + E + 4 k) with E experts, of which each token has k
@@ -53,13 +53,13 @@ class NativeMemory(KernelMemory):
         inner = max(network.inner_size for network in networks)
         queries = max(layer.num_heads * layer.head_dim for layer in layers)
         keys = max(layer.num_kv_heads * layer.head_dim for layer in layers)
-        head_dim = max(layer.head_dim for layer in layers)
+        head_dim, latent = (max(getattr(layer, name) for layer in layers) for name in ("head_dim", "num_latent_values"))
         recurrences = [layer.recurrence for layer in layers if layer.recurrence is not None]
         mixed = max((each.out_features for each in recurrences), default=0)
         widest, copies = max(hidden, queries, inner, mixed), 3 if sizes.is_fused else 5
         values = [
             ("residual stream", copies * hidden),
-            ("attention", 2 * queries + 2 * keys + head_dim),
+            ("attention", 2 * queries + 2 * keys + head_dim + latent),
             ("MLP", 2 * inner),
             ("inputs of the products", 2 * widest),
         ]

@@ -117,6 +117,7 @@ static void write_token(const AttentionShape& shape, const PagedKV& kv, const To
     copy_head(keys + h * head_dim, head_dim, head);
     norm_and_rotate_head(shape, shape.k_norm, cos_sin, head);
     write_head(shape, head, kv.key, kv.key_scale, row);
+    if (kv.value == kv.key) continue;
     const float* value = values + h * head_dim;
     if (shape.norms_values) {
       copy_head(value, head_dim, head);

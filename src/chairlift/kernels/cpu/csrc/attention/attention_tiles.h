@@ -19,7 +19,7 @@ namespace chairlift {
 
 constexpr int kKeyTile = 64;
 constexpr int kSplit = 512;
-constexpr int kMaxHeadDim = 512;
+constexpr int kMaxHeadDim = 576;  // the latent and the rotated part of a key of DeepSeek
 
 enum class KVType { f32, bf16, int8 };
 
@@ -48,7 +48,7 @@ struct AttentionShape {
 };
 
 // The KV memory of one layer: key and value [blocks][num_kv_heads][block_size][head_dim]; scales lack the last
-// dimension.
+// dimension. If both are the same memory, the keys after their norm and rotation are the values.
 struct PagedKV {
   void* key;
   void* value;

@@ -41,7 +41,8 @@ AttentionShape make_shape(int num_heads, int num_kv_heads, int head_dim, float s
     throw nb::value_error(("num_heads must be a multiple of num_kv_heads=" + std::to_string(num_kv_heads) + ", got " +
                            std::to_string(num_heads)).c_str());
   if (head_dim < 4 || head_dim > kMaxHeadDim || head_dim % 4 != 0)
-    throw nb::value_error(("head_dim must be a multiple of 4 from 4 to 512, got " + std::to_string(head_dim)).c_str());
+    throw nb::value_error(("head_dim must be a multiple of 4 from 4 to " + std::to_string(kMaxHeadDim) + ", got " +
+                           std::to_string(head_dim)).c_str());
   if (!(soft_cap >= 0 && soft_cap < 1e30f))
     throw nb::value_error(("soft_cap must be 0 or a positive number, got " + std::to_string(soft_cap)).c_str());
   return {num_heads, num_kv_heads, head_dim, scale, kv_type_of(kv_dtype), nullptr, nullptr, 0.0f, 0, soft_cap};
@@ -106,7 +107,7 @@ Raises:
 Args:
     num_heads: Query heads, a multiple of num_kv_heads.
     num_kv_heads: Heads of K and V.
-    head_dim: Values per head: a multiple of 4, at most 512.
+    head_dim: Values per head: a multiple of 4, at most 576.
     scale: The factor of the dot products.
     kv_dtype: The type of K and V in memory: "f32", "bf16" or "int8".
     soft_cap: c where a score s becomes c * tanh(s / c) before the softmax; 0 leaves scores as they are.
@@ -144,7 +145,8 @@ Args:
     rotary_dim: The number of first dimensions of each head that are rotated: even, at most head_dim.
     query_scales_ptr: float32 [max_position], a factor of the scores of the query at each position; 0 for no factors.
         It requires positions_ptr.
-    key_ptr, value_ptr: [num_blocks + 1, num_kv_heads, block_size, head_dim], of the type of K and V.
+    key_ptr, value_ptr: [num_blocks + 1, num_kv_heads, block_size, head_dim], of the type of K and V. If they are
+        equal, the keys after their norm and rotation are the values.
     key_scale_ptr, value_scale_ptr: float32 [num_blocks + 1, num_kv_heads, block_size]; 0 unless the type is int8.
     window: Keys that a query sees, including its own; 0 for all up to its own.
     sinks_ptr: float32 [num_heads], a score of each head that is part of its softmax, but has no value; 0 for none.

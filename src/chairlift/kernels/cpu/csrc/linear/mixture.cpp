@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -67,11 +68,40 @@ Mixture::Mixture(std::shared_ptr<const Linear> router, std::vector<Expert> exper
   if (routing_.experts_per_token < 1 || routing_.experts_per_token > num_experts)
     throw std::invalid_argument("experts_per_token must be from 1 to " + std::to_string(num_experts) + ", got " +
                                 std::to_string(routing_.experts_per_token));
+  if (routing_.num_groups < 1 || num_experts % routing_.num_groups || routing_.groups_per_token < 1 ||
+      routing_.groups_per_token > routing_.num_groups ||
+      routing_.groups_per_token * (num_experts / routing_.num_groups) < routing_.experts_per_token)
+    throw std::invalid_argument("num_groups must divide the number of experts, and groups_per_token of them must hold "
+                                "experts_per_token experts");
   inner_size_ = experts_[0].up->out_features();
   for (const Expert& expert : experts_)
     if (expert.up->in_features() != size || expert.down->out_features() != size ||
         expert.up->out_features() != inner_size_ || expert.down->input_width() != inner_size_)
       throw std::invalid_argument("all experts must have the input size of the router and equal inner sizes");
+}
+
+// The score of an expert for its choice.
+float Mixture::rank(const float* scores, size_t expert) const {
+  return scores[expert] + (routing_.selection_bias.empty() ? 0.0f : routing_.selection_bias[expert]);
+}
+
+// Whether the experts of each group may be chosen. Of groups with equal scores the first is open.
+std::vector<bool> Mixture::open_groups(const float* scores) const {
+  const auto num_groups = static_cast<size_t>(routing_.num_groups), size = experts_.size() / num_groups;
+  std::vector<std::pair<float, size_t>> ordered;
+  for (size_t group = 0; group < num_groups; ++group) {
+    float best = -std::numeric_limits<float>::infinity(), second = best;
+    for (size_t expert = group * size; expert < (group + 1) * size; ++expert) {
+      const float score = rank(scores, expert);
+      second = std::max(second, std::min(best, score));
+      best = std::max(best, score);
+    }
+    ordered.emplace_back(routing_.has_sigmoid && size > 1 ? best + second : best, group);
+  }
+  std::stable_sort(ordered.begin(), ordered.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::vector<bool> open(num_groups);
+  for (size_t i = 0; i < static_cast<size_t>(routing_.groups_per_token); ++i) open[ordered[i].second] = true;
+  return open;
 }
 
 // Writes the experts of a row with the largest scores, and their weights. Of equal scores the first is chosen. The logits
@@ -80,10 +110,13 @@ void Mixture::choose(float* logits, Choice* choices) const {
   const auto num_experts = static_cast<int32_t>(experts_.size());
   const int64_t most = routing_.experts_per_token;
   int64_t count = 0;
+  if (routing_.has_sigmoid)
+    for (int32_t expert = 0; expert < num_experts; ++expert) logits[expert] = 1.0f / (1.0f + std::exp(-logits[expert]));
+  const bool has_groups = routing_.groups_per_token < routing_.num_groups;
+  const std::vector<bool> open = has_groups ? open_groups(logits) : std::vector<bool>{};
   for (int32_t expert = 0; expert < num_experts; ++expert) {
-    if (routing_.has_sigmoid) logits[expert] = 1.0f / (1.0f + std::exp(-logits[expert]));
-    float score = logits[expert];
-    if (!routing_.selection_bias.empty()) score += routing_.selection_bias[static_cast<size_t>(expert)];
+    if (has_groups && !open[static_cast<size_t>(expert * routing_.num_groups / num_experts)]) continue;
+    const float score = rank(logits, static_cast<size_t>(expert));
     if (count == most && !(score > choices[most - 1].weight)) continue;
     int64_t at = count < most ? count++ : most - 1;
     for (; at > 0 && score > choices[at - 1].weight; --at) choices[at] = choices[at - 1];

@@ -18,6 +18,9 @@ struct Routing {
   float scale = 1.0f;        // the factor of all weights
   std::vector<float> expert_scales = {};   // the factors of the weights of experts, or empty
   std::vector<float> selection_bias = {};  // is added to the scores for the choice only, or empty
+  // Experts are chosen from the groups_per_token groups of consecutive experts with the largest scores: that of the best
+  // expert, or with has_sigmoid the sum of those of the best two.
+  int64_t num_groups = 1, groups_per_token = 1;
 };
 
 // A router chooses some experts for each row, and the result is the weighted sum of their outputs. The rows of a call are
@@ -41,6 +44,8 @@ class Mixture {
   struct Choice;
   struct Groups;
   void choose(float* logits, Choice* choices) const;
+  float rank(const float* scores, size_t expert) const;
+  std::vector<bool> open_groups(const float* scores) const;
   void to_exponentials(float* logits, Choice* choices) const;
   Groups group(const Choice* choices, int64_t rows, void* memory) const;
   const Linear* next_layer(const Groups& groups, int64_t expert) const;

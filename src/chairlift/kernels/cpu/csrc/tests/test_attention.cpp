@@ -28,7 +28,7 @@ struct Case {
   int block_size;
   int64_t window;
   bool rotates, norms;
-  bool scales_queries = false, has_sinks = false;
+  bool scales_queries = false, has_sinks = false, keys_are_values = false;
 
   std::string name() const {
     std::string text = std::to_string(shape.num_heads) + "/" + std::to_string(shape.num_kv_heads) + " heads of " +
@@ -41,7 +41,7 @@ struct Case {
 
 // The KV memory of one layer. Unwritten values (scales for int8) are NaN, so that reading one changes the result.
 struct Memory {
-  Memory(const Case& c, int64_t num_blocks) : shape(c.shape), block_size(c.block_size) {
+  Memory(const Case& c, int64_t num_blocks) : shape(c.shape), block_size(c.block_size), keys_are_values(c.keys_are_values) {
     const int64_t rows = num_blocks * shape.num_kv_heads * block_size;
     const int64_t value_bytes = shape.kv_type == KVType::f32 ? 4 : shape.kv_type == KVType::bf16 ? 2 : 1;
     key.assign(static_cast<size_t>(rows * shape.head_dim * value_bytes), 0xff);
@@ -51,7 +51,10 @@ struct Memory {
     value_scale = key_scale;
   }
 
-  PagedKV paged() { return {key.data(), value.data(), key_scale.data(), value_scale.data(), block_size}; }
+  PagedKV paged() {
+    if (keys_are_values) return {key.data(), key.data(), key_scale.data(), key_scale.data(), block_size};
+    return {key.data(), value.data(), key_scale.data(), value_scale.data(), block_size};
+  }
 
   int64_t row(int64_t slot, int head) const {
     return (slot / block_size * shape.num_kv_heads + head) * block_size + slot % block_size;
@@ -71,10 +74,13 @@ struct Memory {
     return brain_to_float(brain);
   }
   float key_at(int64_t slot, int head, int i) const { return at(key, key_scale, row(slot, head), i); }
-  float value_at(int64_t slot, int head, int i) const { return at(value, value_scale, row(slot, head), i); }
+  float value_at(int64_t slot, int head, int i) const {
+    return keys_are_values ? key_at(slot, head, i) : at(value, value_scale, row(slot, head), i);
+  }
 
   AttentionShape shape;
   int block_size;
+  bool keys_are_values;
   std::vector<uint8_t> key, value;
   std::vector<float> key_scale, value_scale;
 };
@@ -227,7 +233,8 @@ void check_memory(const Case& c, const Layer& layer) {
     for (int token = 0; token < c.sequences[i].seq_len; token += 3) {
       for (int h = 0; h < shape.num_kv_heads; ++h) {
         const std::vector<double> key = layer.head(i, token, shape.num_heads + h);
-        const std::vector<double> value = layer.head(i, token, shape.num_heads + shape.num_kv_heads + h);
+        const std::vector<double> value =
+            c.keys_are_values ? key : layer.head(i, token, shape.num_heads + shape.num_kv_heads + h);
         double top = 0;
         for (size_t d = 0; d < key.size(); ++d) top = std::max({top, std::fabs(key[d]), std::fabs(value[d])});
         const double rounding = shape.kv_type == KVType::f32 ? 1e-5 : 1.0 / 250;
@@ -347,6 +354,10 @@ void test_attention() {
         check_case(c, random);
       }
     }
+    Case latent = {{5, 1, kMaxHeadDim, 0.03f, type, nullptr, nullptr, 0.0f, 64}, {{1, 130}, {33, 70}}, 16, 0, true, false};
+    latent.shape.kv_projections = 1;
+    latent.keys_are_values = true;
+    check_case(latent, random);
   }
 }
 

@@ -53,6 +53,24 @@ struct Experts {
     return {router.linear, experts, routing};
   }
 
+  // Moves the experts of closed groups behind the others. A group is open if few groups have a larger score.
+  template <typename Rank>
+  void close_groups(std::vector<size_t>& order, const Rank& rank, const Routing& routing) const {
+    const size_t size = up.size() / static_cast<size_t>(routing.num_groups);
+    std::vector<double> scores;
+    for (size_t first = 0; first < up.size(); first += size) {
+      std::vector<double> ranks;
+      for (size_t expert = first; expert < first + size; ++expert) ranks.push_back(rank(expert));
+      std::sort(ranks.rbegin(), ranks.rend());
+      scores.push_back(ranks[0] + (routing.has_sigmoid && size > 1 ? ranks[1] : 0));
+    }
+    const auto is_open = [&](size_t expert) {
+      const double own = scores[expert / size];
+      return std::count_if(scores.begin(), scores.end(), [&](double s) { return s > own; }) < routing.groups_per_token;
+    };
+    std::stable_partition(order.begin(), order.end(), is_open);
+  }
+
   std::vector<double> of(const std::vector<double>& x, const Routing& routing) const {
     std::vector<double> scores = router.of(x);
     for (double& score : scores) score = routing.has_sigmoid ? 1 / (1 + std::exp(-score)) : std::exp(score);
@@ -62,6 +80,7 @@ struct Experts {
     std::vector<size_t> order(scores.size());
     std::iota(order.begin(), order.end(), size_t{0});
     std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return rank(a) > rank(b); });
+    close_groups(order, rank, routing);
     const auto chosen = static_cast<size_t>(routing.experts_per_token);
     double total = routing.sum_eps;
     for (size_t i = 0; i < (routing.of_chosen ? chosen : scores.size()); ++i) total += scores[order[i]];
@@ -110,6 +129,9 @@ void test_mixture() {
           check_case(num_experts, {chosen, of_chosen}, rows, random);
           const std::vector<float> bias = random.normals(num_experts, 0.5f);
           check_case(num_experts, {chosen, of_chosen, true, 0.1f, 2.5f, {}, bias}, rows, random);
+          const std::vector<float> biases = random.normals(12, 0.5f);
+          check_case(12, {std::min<int64_t>(chosen, 6), of_chosen, true, 0.0f, 1.0f, {}, biases, 4, 2}, rows, random);
+          check_case(12, {std::min<int64_t>(chosen, 3), of_chosen, false, 0.0f, 1.0f, {}, {}, 4, 1}, rows, random);
         }
   Pool::get().set_num_threads(3);
 }
