@@ -303,7 +303,7 @@ class AttentionPass:
                 backend = NativeAttention(shape)
                 backends[shape] = backend, backend.plan(metadata)
             backend, plan = backends[shape]
-            width, source = spec.qkv.out_features, spec.kv_source
+            width, source = spec.row_size, spec.kv_source
             if width not in inputs:
                 inputs[width] = torch.randn((len(positions), width), generator=generator)
             rotation = None if spec.rope is None else rotations[spec.rope, spec.head_dim]
@@ -336,7 +336,7 @@ class AttentionPass:
 def _token_bytes(spec: AttentionSpec, kv_dtype: torch.dtype) -> int:
     """The bytes of K and V of one token in one layer, including scales."""
     scale = 4 if kv_dtype == torch.int8 else 0
-    return 2 * spec.num_kv_heads * (spec.head_dim * kv_dtype.itemsize + scale)
+    return spec.num_kept_memories * spec.num_kv_heads * (spec.head_dim * kv_dtype.itemsize + scale)
 
 
 def _filled_cache(backend: NativeAttention, num_blocks: int, block_size: int, generator: torch.Generator) -> KVCache:

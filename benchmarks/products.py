@@ -41,7 +41,9 @@ def _mixer_products(layer: LayerSpec) -> Iterator[Product]:
         yield Product(recurrence.output, "none", layer.recurrence_adds_residual)
     if (attention := layer.attention) is not None:
         before = _prologue(layer.attention_norms.before)
-        yield from (Product(matrix, before) for matrix in attention.matrices[:-1])
+        plain = () if attention.latent is None else (attention.latent.keys.kernel, attention.latent.values.kernel)
+        for matrix in attention.matrices[:-1]:
+            yield Product(matrix, "none" if matrix.kernel in plain else before)
         yield Product(attention.output, "none", layer.attention_adds_residual)
 
 

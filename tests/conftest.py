@@ -91,6 +91,22 @@ OLMO3_ROPES: dict[str, Any] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     "full_attention": YARN_ROPE,
 }
+TINY_LATENT: dict[str, Any] = {
+    **TINY_GATED,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.7,
+}
+TINY_GROUPS: dict[str, Any] = {"first_k_dense_replace": 1, "n_group": 4, "topk_group": 2}
 LONG_ROPE: dict[str, Any] = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -446,6 +462,18 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [1],
         },
     ),
+    "deepseek_v2": (
+        "DeepseekV2",
+        {
+            **TINY_LATENT,
+            **TINY_GROUPS,
+            "q_lora_rank": None,
+            "topk_method": "group_limited_greedy",
+            "rope_parameters": {**YARN_ROPE, "mscale": 0.7, "mscale_all_dim": 0.7},
+        },
+    ),
+    "deepseek_v3": ("DeepseekV3", {**TINY_LATENT, **TINY_GROUPS}),
+    "glm4_moe_lite": ("Glm4MoeLite", {**TINY_LATENT, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}),
     "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "dropout": 0.0}),
 }
 
@@ -458,7 +486,7 @@ def _randomize(model: torch.nn.Module) -> None:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, buffer in model.named_buffers():
-            if name.endswith(("layer_scalar", "expert_bias")):
+            if name.endswith(("layer_scalar", "expert_bias", "correction_bias")):
                 buffer.uniform_(0.5, 1.5, generator=generator)
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator) * (4 if "gate_up_proj_bias" in name else 0.2)

@@ -60,6 +60,7 @@ CASES = {
     "qwen3, norm on heads, int8": Case("qwen3", "int8", "float32", {"head_dim": 40}),
     "mixtral, q8_0": Case("mixtral", "q8_0", overrides={"hidden_size": 72, "head_dim": 12, "intermediate_size": 40}),
     "qwen3 with experts, int8": Case("qwen3_moe", "int8", "float32"),
+    "deepseek with latents and groups of experts, q8_0": Case("deepseek_v3", "q8_0", "int8"),
     "opt, projections, q4_1": Case("opt", "q4_1", overrides={"word_embed_proj_dim": 32}),
     "opt, norm after, f32": Case("opt", kv_cache_dtype="int8", overrides={"do_layer_norm_before": False}),
 }

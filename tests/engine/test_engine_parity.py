@@ -30,7 +30,8 @@ ARCHITECTURES = [
     "llama", "llama3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma4", "gemma4_moe",
     "gemma4_unified", "ministral3", "granite", "granite4", "granite4_h", "granite4_h_moe", "falcon_h1", "nemotron_h",
     "nemotron_h_moe", "smollm3", "olmo2", "olmo3", "exaone4", "phi3", "mixtral", "qwen3_moe", "olmoe", "granitemoe",
-    "gpt_oss", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid", "ernie4_5", "opt",
+    "gpt_oss", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid", "ernie4_5", "deepseek_v2",
+    "deepseek_v3", "glm4_moe_lite", "opt",
 ]  # fmt: skip
 SQUEEZES: dict[str, dict[str, Any]] = {
     "roomy": {},
@@ -42,8 +43,8 @@ SQUEEZES: dict[str, dict[str, Any]] = {
     "preempted, cache off": {"num_kv_blocks": 24, "block_size": 4, "enable_prefix_caching": False, "max_num_seqs": 8},
 }
 HARDEST = ("preempted", "preempted, cache off")
-LAYOUTS = ["llama", "mistral", "gemma3", "gemma4", "granite4_h", "falcon_h1", "lfm2", "qwen3_5"]
-"""An architecture of each layout of memory: windows, groups of layers, shared K and V, and kinds of state."""
+LAYOUTS = ["llama", "mistral", "gemma3", "gemma4", "granite4_h", "falcon_h1", "lfm2", "qwen3_5", "glm4_moe_lite"]
+"""An architecture of each layout of memory: windows, groups of layers, shared K and V, kinds of state, and latents."""
 
 
 def squeezed_runs() -> list[Any]:
@@ -56,7 +57,9 @@ def squeezed_runs() -> list[Any]:
     runs = []
     for arch in ARCHITECTURES:
         runs += [(arch, "native", squeeze) for squeeze in (SQUEEZES if arch in LAYOUTS else HARDEST)]
-        runs += [(arch, "torch", HARDEST[0])] * (arch in (*LAYOUTS, "gpt_oss", "nemotron_h", "olmo_hybrid", "opt"))
+        runs += [(arch, "torch", HARDEST[0])] * (
+            arch in (*LAYOUTS, "deepseek_v2", "gpt_oss", "nemotron_h", "olmo_hybrid", "opt")
+        )
     return [pytest.param(*run, marks=[needs_native] if run[1] == "native" else []) for run in runs]
 
 

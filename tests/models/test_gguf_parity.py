@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ WHOLE_NAMES = {
         for name, other in (("A_log", "ssm_a"), ("D", "ssm_d"), ("dt_bias", "ssm_dt.bias"))
     },
     "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     "pre_ff_layernorm.weight": "ffn_norm",
 }
 """The parameters whose names do not end in "weight" or "bias"."""
@@ -114,6 +115,30 @@ MAMBA = {
     **{f"mixer.shared_experts.{name}_proj": f"ffn_{name}_shexp" for name in ("up", "down")},
     **{f"shared_mlp.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
     **{f"feed_forward.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
+}
+LATENT = {
+    **{f"self_attn.{name}_proj": f"attn_{name}" for name in ("q_a", "q_b")},
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    **{f"self_attn.{name}_proj": f"attn_{name}" for name in ("k_b", "v_b", "kv_b")},
+    **{f"mlp.shared_experts.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
+}
+LATENT_FIELDS: dict[str, Any] = {
+    "block_count": 3,
+    "attention.head_count_kv": 1,
+    "attention.kv_lora_rank": 32,
+    "attention.key_length": 40,
+    "attention.value_length": 32,
+    "attention.key_length_mla": 24,
+    "attention.value_length_mla": 20,
+    "rope.dimension_count": 8,
+    "leading_dense_block_count": 1,
+    "expert_count": 8,
+    "expert_used_count": 3,
+    "expert_feed_forward_length": 40,
+    "expert_shared_count": 2,
+    "expert_weights_scale": 1.7,
 }
 MAMBA_FIELDS: dict[str, Any] = {
     "attention.scale": 0.3,
@@ -265,6 +290,31 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "expert_count": 5,
         "expert_used_count": 2,
         "expert_feed_forward_length": 40,
+    },
+    "deepseek_v2": {
+        **LATENT_FIELDS,
+        "expert_group_count": 4,
+        "expert_group_used_count": 2,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 64,
+        "rope.scaling.yarn_log_multiplier": 0.07,
+    },
+    "deepseek_v3": {
+        **LATENT_FIELDS,
+        "attention.q_lora_rank": 24,
+        "expert_gating_func": 2,
+        "expert_weights_norm": True,
+        "expert_group_count": 4,
+        "expert_group_used_count": 2,
+    },
+    "glm4_moe_lite": {
+        **LATENT_FIELDS,
+        "block_count": 4,
+        "nextn_predict_layers": 1,
+        "attention.q_lora_rank": 24,
+        "expert_shared_count": 1,
+        "expert_weights_norm": True,
     },
     "lfm2": {"block_count": 4, "attention.head_count_kv": [0, 2] * 2, "shortconv.l_cache": 3},
     "lfm2_moe": {
@@ -423,6 +473,7 @@ ARCHITECTURE_NAMES = {
     "qwen3_5": "qwen35",
     "qwen3_5_moe": "qwen35moe",
     "qwen3_next": "qwen3next",
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
     "granite4_h": "granitehybrid",
     "granite4_h_moe": "granitehybrid",
     "falcon_h1": "falcon-h1",
@@ -433,7 +484,7 @@ ARCHITECTURE_NAMES = {
 MAMBA_ARCHITECTURES = ("granite4_h", "granite4_h_moe", "falcon_h1", "nemotron_h", "nemotron_h_moe")
 LARGER_EPS = (
     "ernie4_5", "olmo2", "olmo3", "exaone4", "olmoe", "phi3", "ministral3", "mixtral", "gpt_oss", "lfm2", "lfm2_moe",
-    "falcon_h1", "nemotron_h", "nemotron_h_moe",
+    "falcon_h1", "nemotron_h", "nemotron_h_moe", "glm4_moe_lite",
 )  # fmt: skip
 
 
@@ -447,6 +498,7 @@ def convert_name(name: str, arch: str) -> str:
         **(LFM2 if arch.startswith("lfm2") else {}),
         **(QWEN35 if arch.startswith(("qwen3_5", "qwen3_next")) else {}),
         **(MAMBA if arch in MAMBA_ARCHITECTURES else {}),
+        **(LATENT if ARCHITECTURE_NAMES.get(arch) == "deepseek2" else {}),
         **(BRANCH_NORMS if arch != "gemma" and arch.startswith(("gemma", "olmo2", "olmo3", "exaone4", "gpt")) else {}),
     }
     if name.startswith("mtp.") and not name.startswith("mtp.layers."):
@@ -546,6 +598,18 @@ def split_shared_mlp(tensors: dict[str, torch.Tensor], network: str = "mlp") -> 
     return found
 
 
+def split_latent(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Divide the matrix of keys of 16 and values of 20 of each head, and transpose those of keys, as llama.cpp does."""
+    found = {}
+    for name, tensor in tensors.items():
+        if not name.endswith("kv_b_proj.weight"):
+            found[name] = tensor
+            continue
+        keys, values = tensor.view(4, 36, 32).split([16, 20], dim=1)
+        found |= {name.replace("kv_b", "k_b"): keys.transpose(1, 2), name.replace("kv_b", "v_b"): values}
+    return found
+
+
 def split_transposed_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Divide the tensor with the alternate rows of gate and up of all experts of gpt-oss, and transpose matrices."""
     found = {}
@@ -588,12 +652,16 @@ def write_gguf(
     experts: gguf.GGMLQuantizationType | None = None,
     *,
     rounds_experts: bool = False,
+    splits_latent: bool = True,
+    types: Mapping[str, gguf.GGMLQuantizationType] | None = None,
     **changes: Any,
 ) -> Path:
     """Convert a folder to a GGUF file. A changed field of None is left out.
 
     Args:
         experts: the type of the matrices of experts, whose blocks are random; None for their floats.
+        types: the types of tensors, to which their values are rounded, by the ends of their names.
+        splits_latent: whether the matrix of keys and values of latent attention is divided, as in newer files.
         rounds_experts: whether the blocks have the values of the folder, rounded to the type, instead of random ones.
     """
     name = ARCHITECTURE_NAMES.get(arch, arch)
@@ -619,6 +687,8 @@ def write_gguf(
     tensors = {name.replace("backbone.", "model.", 1): tensor for name, tensor in tensors.items()}
     if arch == "qwen3_next":
         tensors = split_grouped(tensors)
+    if splits_latent and name == "deepseek2":
+        tensors = split_latent(tensors)
     has_experts = arch == "granite4_h_moe"
     tensors = (
         split_transposed_experts(tensors)
@@ -633,7 +703,11 @@ def write_gguf(
                 blocks = random_blocks(experts, tensor.shape[0] * tensor.shape[1], tensor.shape[2], seed=len(key))
             writer.add_tensor(convert_name(key, arch), blocks.reshape(*tensor.shape[:2], -1), raw_dtype=experts)
             continue
-        writer.add_tensor(convert_name(key, arch), convert_tensor(key, tensor, arch).contiguous().numpy())
+        values = convert_tensor(key, tensor, arch).contiguous().numpy()
+        kind = next((kind for end, kind in (types or {}).items() if convert_name(key, arch).endswith(end)), None)
+        if kind is not None:
+            values = gguf.quantize(values, kind)
+        writer.add_tensor(convert_name(key, arch), values, raw_dtype=kind)
     if arch.startswith("gemma4"):
         writer.add_tensor("rope_freqs.weight", np.array([1.0] * 4 + [1e30] * 8, dtype=np.float32))
     if arch == "phi3":

@@ -33,6 +33,7 @@ MODELS: dict[str, list[str] | str] = {
     "olmo2": "all-linear",
     "mixtral": ["q_proj", "o_proj"],
     "ernie4_5": ["q_proj", "k_proj"],
+    "deepseek_v3": ["q_a_proj", "o_proj"],
 }
 LENGTHS = (37, 1, 9, 20)
 

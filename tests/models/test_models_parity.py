@@ -96,6 +96,26 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2-biases": ("olmo2", {"attention_bias": True}),
     "olmo3": ("olmo3", {}),
     "ernie4_5": ("ernie4_5", {}),
+    "deepseek_v2": ("deepseek_v2", {}),
+    "deepseek_v2-greedy": (
+        "deepseek_v2",
+        {"q_lora_rank": 24, "topk_method": "greedy", "n_group": None, "topk_group": None, "rope_parameters": None},
+    ),
+    "deepseek_v3": ("deepseek_v3", {}),
+    "deepseek_v3-halves": (
+        "deepseek_v3",
+        {
+            "rope_interleave": False,
+            "norm_topk_prob": False,
+            "n_shared_experts": 1,
+            "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2},
+        },
+    ),
+    "glm4_moe_lite": ("glm4_moe_lite", {}),
+    "glm4_moe_lite-layers": (
+        "glm4_moe_lite",
+        {"q_lora_rank": None, "mlp_layer_types": ["sparse", "dense", "sparse"], "tie_word_embeddings": True},
+    ),
     "exaone4": ("exaone4", {}),
     "exaone4-no-windows": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
     "qwen3-yarn": ("qwen3", {"rope_parameters": YARN}),

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from chairlift.errors import ModelLoadError
-from chairlift.kernels.weights import PackedRows
+from chairlift.kernels.weights import PackedRows, packed_tensor
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import StoredName
+
+FLOAT_DTYPES: Final = {"f16": torch.float16, "bf16": torch.bfloat16}
 
 
 class FileWeights(ABC):
@@ -46,6 +50,8 @@ class FileWeights(ABC):
             if layer.recurrence is not None and (rule := layer.recurrence.gated_delta) is not None
             for name, sizes in rule.grouped_rows
         }
+        latents = (spec.latent for spec in config.attention_specs.values())
+        self._parts = {name: part for latent in latents if latent for name, part in latent.stored.items()}
 
     @abstractmethod
     def _places(self, name: str) -> list[StoredName]:
@@ -92,13 +98,23 @@ class FileWeights(ABC):
         stored = self._find(name, shape)
         tensor = self._read(stored)
         order = self._row_order(name)
+        if stored.part is not None and stored.part.is_transposed:
+            tensor = tensor.t()
         tensor = (tensor if order is None else tensor[order]).reshape(shape)
         return tensor.to(device=self.device, dtype=self.dtype).contiguous()
 
     def packed(self, name: str, shape: tuple[int, int]) -> PackedRows:
-        packed = self._read_packed(self._find(name, shape))
+        stored = self._find(name, shape)
+        packed = oriented(self._read_packed(stored), stored)
         order = self._row_order(name)
         return packed if order is None else replace(packed, rows=packed.rows[order])
+
+    def _with_parts(self, name: str, places: list[StoredName]) -> list[StoredName]:
+        """Return the places of a parameter, with its rows if it is a part of a larger matrix."""
+        part = self._parts.get(name.removesuffix(".weight"))
+        if part is None:
+            return places
+        return [place._replace(expert=None, part=part) for place in places if place.name != name]
 
     def _find(self, name: str, shape: tuple[int, ...]) -> StoredName:
         """Return the place of the parameter in the file, check its shape, and record that it is read."""
@@ -121,6 +137,8 @@ class FileWeights(ABC):
         """
         required = stored.file_shape(shape, self._num_experts)
         found = self._shape(stored.name)
+        if stored.part is not None:
+            found = (math.prod(found[:-1]), found[-1])
         if [size for size in found if size != 1] != [size for size in required if size != 1]:
             raise ModelLoadError(
                 f"{self.path}: tensor {stored.name} has the shape {found}, but the configuration requires {required}; "
@@ -143,6 +161,14 @@ class FileWeights(ABC):
         unneeded = {place.name.removesuffix(".weight") for place in places}
         remaining = set(self._file_names()) - self._tensors_read
         return sorted(name for name in remaining if name.rpartition(".")[0] not in unneeded)
+
+
+def oriented(packed: PackedRows, stored: StoredName) -> PackedRows:
+    """Return the matrix whose rows or columns are the given rows. Transposed blocks become floats."""
+    if stored.part is None or not stored.part.is_transposed:
+        return packed
+    values = torch.from_numpy(packed.to_floats(packed.rows)).t()
+    return packed_tensor(values.to(FLOAT_DTYPES.get(packed.format, torch.float32)))
 
 
 def ungrouped_rows(num_groups: int, sizes: Sequence[int]) -> npt.NDArray[np.int64]:

@@ -47,7 +47,7 @@ class GGUFWeights(FileWeights):
         found = self._architecture.gguf_name(name)
         if found is not None and name.rpartition(".")[0] in self._interleaved:
             found = found._replace(block="pair")
-        return [] if found is None else [found]
+        return [] if found is None else self._with_parts(name, [found])
 
     def _names(self) -> Collection[str]:
         return self._file.tensors
@@ -57,6 +57,9 @@ class GGUFWeights(FileWeights):
         return (math.prod(shape),) if file_name.endswith(GROUPED_NORMS) else shape
 
     def _read(self, stored: StoredName) -> torch.Tensor:
+        if stored.part is not None:
+            rows = stored.select_rows(self._raw(stored), self._head_dim)
+            return torch.from_numpy(dequantize(self._file, stored.name, rows))
         shape = self._shape(stored.name)[0 if stored.expert is None else 1 :]
         values = torch.from_numpy(dequantize(self._file, stored.name, self._raw(stored)).reshape(-1, *shape[1:]))
         values = stored.select_rows(values, self._head_dim)

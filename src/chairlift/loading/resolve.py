@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from chairlift.errors import ConfigError, ModelLoadError
+from chairlift.kernels.weight_formats import FLOATS
 from chairlift.loading.fetch import DEFAULT_MODEL, PACKAGED_MODELS, fetch_model
 from chairlift.loading.gguf_file import ROPE_FACTORS, SPLIT_NAME, GGUFFile, existing_parts, part_paths
 from chairlift.models.declaration.model_config import ModelConfig
@@ -271,6 +272,19 @@ def matrix_formats(files: ModelFiles | None, config: ModelConfig) -> Callable[[s
     default = DTYPE_FORMATS[config.dtype]
     if files is None:
         return lambda name: default
+    latents = (spec.latent for spec in config.attention_specs.values() if spec.latent is not None)
+    transposed = {f"{name}.weight" for latent in latents for name, part in latent.stored.items() if part.is_transposed}
+    formats = _file_formats(files, config, default)
+
+    def matrix_format(name: str) -> str:
+        found = formats(name)
+        return found if name not in transposed or found in FLOATS else "f32"
+
+    return matrix_format
+
+
+def _file_formats(files: ModelFiles, config: ModelConfig, default: str) -> Callable[[str], str]:
+    """As `matrix_formats`, of the matrices as they are in the files."""
     architecture = get_architecture(config)
     found: dict[str, str] = {}
     if files.kind == "gguf":

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import PackedRows, packed_tensor
 from chairlift.loading.block_rows import MXFP4_INPUTS, NAN_SCALE, decode_mxfp4, mxfp4_rows
-from chairlift.loading.file_weights import FileWeights
+from chairlift.loading.file_weights import FileWeights, oriented
 from chairlift.loading.quantized_tensors import QuantizedReader
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.quantization import MXFP4_ENDS, quantized_module
@@ -49,7 +49,9 @@ class SafetensorsWeights(FileWeights):
         unread = self._architecture.unread_prefixes
         if config.predictor is not None:
             unread = tuple(prefix for prefix in unread if prefix != MTP_PREFIX)
-        super().__init__(path, config, dtype, device, unread)
+        last = len(config.layers) + config.num_unread_layers
+        further = (f"model.layers.{number}." for number in range(len(config.layers), last))
+        super().__init__(path, config, dtype, device, (*unread, *further))
         weight_map = _weight_map(path)
         files = _single_file(path) if weight_map is None else sorted(set(weight_map.values()))
         self._shards = {file: _open(path / file, device) for file in files}
@@ -82,7 +84,7 @@ class SafetensorsWeights(FileWeights):
 
     def _quantized(self, name: str, shape: tuple[int, ...]) -> PackedRows | None:
         """Read the matrix of a quantized layer, or return None if the parameter is not quantized."""
-        places = self._architecture.hf_names(name)
+        places = self._places(name)
         module = quantized_module([each.name for each in places], self._shard_of)
         if module is None or len(shape) != 2:
             return None
@@ -115,13 +117,14 @@ class SafetensorsWeights(FileWeights):
             return ModelLoadError(f"{self.path}: tensor {module}.{end} {problem}")
 
         part = next(each for each in places if each.name.removesuffix(".weight") == module)
-        matrix = QuantizedReader(read, error, scheme, (shape[0] * part.row_step, shape[1])).matrix()
+        size = (shape[0] * part.row_step, shape[1]) if part.part is None else part.part.stored_shape(shape)
+        matrix = QuantizedReader(read, error, scheme, size).matrix()
         self._scale_errors[module] = found = matrix.scale_error()
         if found == math.inf:
             raise error("scales", "exceed the range of float16; use --kernels torch with the unquantized model")
         packed, order = matrix.packed(), self._row_order(name)
         rows = part.select_rows(packed.rows, self._head_dim)
-        return replace(packed, rows=rows if order is None else rows[order])
+        return oriented(replace(packed, rows=rows if order is None else rows[order]), part)
 
     def _mxfp4(self, place: StoredName, out: int, inputs: int) -> PackedRows:
         """Read the matrix of an expert in MXFP4.
@@ -154,7 +157,7 @@ class SafetensorsWeights(FileWeights):
         return PackedRows("mxfp4", mxfp4_rows(blocks, scales), inputs, decode_mxfp4)
 
     def _places(self, name: str) -> list[StoredName]:
-        return self._architecture.hf_names(name)
+        return self._with_parts(name, self._architecture.hf_names(name))
 
     def _names(self) -> Collection[str]:
         return self._shard_of

@@ -102,6 +102,10 @@ class LayerBuilder:
         )
         return self._kernels.make_mixture(loaded)
 
+    def new_rows(self, x: torch.Tensor, purpose: str, width: int) -> torch.Tensor:
+        """See `Kernels.new_rows`."""
+        return self._kernels.new_rows(x, purpose, width)
+
     def gate(self, spec: MatrixSpec, norm: NormSpec | None) -> Gate:
         """Load the projection of the rows after `norm` whose sigmoid multiplies other rows."""
         load = self.linear if spec.keeps_format else self.adapted_linear
@@ -234,7 +238,8 @@ class Attention:
         self.backend: Any = builder.backends[shape]
         self._plan = 0
         self._rotation = None if spec.rope is None else builder.ropes.index((spec.rope, spec.head_dim))
-        self._qkv = builder.adapted_linear(spec.qkv, builder.norm(norm))
+        project = builder.adapted_linear if spec.qkv in spec.adaptable else builder.linear
+        self._qkv = project(spec.qkv, builder.norm(norm))
         self._gate = None if spec.gate is None else builder.gate(spec.gate, norm)
         self._output = builder.adapted_linear(spec.output)
         self._head_norm = builder.head_norm(spec)
@@ -252,7 +257,7 @@ class Attention:
         """Compute attention, plus `residual` if there is one, which the caller gives up."""
         assert self.kv_cache is not None, "call allocate_kv_cache first"
         attended = self.backend.forward(
-            self._normalize_rows(self._qkv(x)),
+            self._project(x),
             None if self._rotation is None else step.rotations[self._rotation],
             self.kv_cache,
             step.plans[self._plan],
@@ -260,18 +265,68 @@ class Attention:
             self._head_norm,
             self._sinks,
         )
-        return self._output(attended if self._gate is None else self._gate(attended, x), residual)
+        return self._output(self._output_rows(attended, x), residual)
 
-    def _normalize_rows(self, qkv: torch.Tensor) -> torch.Tensor:
-        """Apply the norms across heads to query and key, in the memory of `qkv`."""
+    def _project(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute query, key and value, with the norms across heads."""
+        qkv = self._qkv(x)
         first = 0
         for size, norm in self._row_norms:
-            part = qkv[:, first : first + size]
-            normed = norm(part, None)
-            if normed is not part:
-                part.copy_(normed)
+            _norm_in_place(norm, qkv[:, first : first + size])
             first += size
         return qkv
+
+    def _output_rows(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Compute the input of the output projection from the result of the kernel."""
+        return attended if self._gate is None else self._gate(attended, x)
+
+
+def _norm_in_place(norm: ResidualSumKernel, rows: torch.Tensor) -> None:
+    normed = norm(rows, None)
+    if normed is not rows:
+        rows.copy_(normed)
+
+
+class LatentAttention(Attention):
+    """Multi-head latent attention, see `LatentSpec`: [T, hidden_size] -> [T, hidden_size]."""
+
+    def __init__(self, builder: LayerBuilder, spec: AttentionSpec, norm: NormSpec | None) -> None:
+        super().__init__(builder, spec, norm)
+        assert spec.latent is not None, "the attention has a latent"
+        assert spec.rope is not None, "a part of its keys is rotated"
+        latent, heads = spec.latent, range(spec.num_heads)
+        queried = norm if latent.query_norm is None else latent.query_norm
+        query_in = latent.query_in
+        self._query_in = None if query_in is None else builder.adapted_linear(query_in, builder.norm(norm))
+        self._queries = builder.linear(latent.queries, builder.norm(queried))
+        rotated = [latent.rotated_queries.of_expert(head) for head in heads]
+        self._rotated_queries = [builder.linear(matrix, builder.norm(queried)) for matrix in rotated]
+        self._keys, self._values = (
+            [builder.linear(matrices.of_expert(head)) for head in heads] for matrices in (latent.keys, latent.values)
+        )
+        self._key_norm = builder.norm_of_rows(latent.key_norm)
+        self._new_rows = builder.new_rows
+        self._rotary_dim = spec.rope.num_dims(spec.head_dim)
+        self._row_size, self._value_size = spec.row_size, latent.values.out_features
+
+    def _project(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self._new_rows(x, "query and key of the latent", self._row_size)
+        heads, rotated_dims = rows.chunk(len(self._keys) + 1, dim=1), self._rotary_dim
+        inner = x if self._query_in is None else self._query_in(x)
+        queries = self._queries(inner).chunk(len(self._keys), dim=1)
+        for head, query, rotated, keys in zip(heads, queries, self._rotated_queries, self._keys, strict=False):
+            rotated(inner, out=head[:, :rotated_dims])
+            keys(query, out=head[:, rotated_dims:])
+        key = self._qkv(x, out=heads[-1])
+        _norm_in_place(self._key_norm, key[:, rotated_dims:])
+        return rows
+
+    def _output_rows(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        rows = self._new_rows(x, "values of the latent", len(self._values) * self._value_size)
+        heads, parts = (each.chunk(len(self._values), dim=1) for each in (attended, rows))
+        for values, head, part in zip(self._values, heads, parts, strict=True):
+            values(head[:, self._rotary_dim :], out=part)
+        return rows
 
 
 class Gate:
@@ -409,7 +464,10 @@ class DecoderLayer:
     def __init__(self, builder: LayerBuilder, layer: LayerSpec, index: int) -> None:
         attention, recurrence, norms = layer.attention, layer.recurrence, layer.feed_forward_norms
         branch, scale = layer.per_layer_branch, builder.scalar(layer.output_scale)
-        self.attention = None if attention is None else Attention(builder, attention, layer.attention_norms.before)
+        self.attention: Attention | None = None
+        if attention is not None:
+            kind = Attention if attention.latent is None else LatentAttention
+            self.attention = kind(builder, attention, layer.attention_norms.before)
         self.add_attention = builder.residual_sum(layer.attention_norms, is_fused=layer.attention_adds_residual)
         self.recurrence = (
             None if recurrence is None else RecurrentMixer(builder, recurrence, layer.recurrence_norms.before)
@@ -457,4 +515,5 @@ def attention_shape(
         device,
         kv_cache_dtype,
         spec.logits_soft_cap,
+        spec.latent is not None,
     )

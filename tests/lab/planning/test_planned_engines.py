@@ -307,6 +307,9 @@ def test_the_engine_has_the_planned_blocks_and_requests(
         "qwen3_5_moe",
         "qwen3_next",
         "olmo_hybrid",
+        "deepseek_v2",
+        "deepseek_v3",
+        "glm4_moe_lite",
         "opt",
     ],
 )
@@ -376,6 +379,9 @@ def test_a_predictor_is_planned_to_the_byte_and_its_k_and_v_take_a_part_of_the_p
         "qwen3_5_moe",
         "qwen3_next",
         "olmo_hybrid",
+        "deepseek_v2",
+        "deepseek_v3",
+        "glm4_moe_lite",
         "opt",
     ],
 )
@@ -443,7 +449,7 @@ OF_PROMPT = SamplingParams(temperature=0, prompt_logprobs=3, max_tokens=1, ignor
 
 @pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_native)])
 @pytest.mark.parametrize("params", [GREEDY, FLAT, OF_PROMPT], ids=["greedy", "flat", "prompt logprobs"])
-@pytest.mark.parametrize("arch", ["llama", "mistral", "gemma4", "gpt_oss", "qwen3_moe", "opt"])
+@pytest.mark.parametrize("arch", ["llama", "mistral", "gemma4", "gpt_oss", "qwen3_moe", "glm4_moe_lite", "opt"])
 def test_a_step_stays_below_the_planned_activations(
     arch: str, params: SamplingParams, kernels: str, tiny_model_dir: Callable[..., Path]
 ) -> None:

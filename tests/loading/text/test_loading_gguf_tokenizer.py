@@ -100,6 +100,28 @@ def test_splits_equal_transformers(name: str) -> None:
         assert pre_tokenizers.Sequence(ours).pre_tokenize_str(text) == oracle.pre_tokenize_str(text), text
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "pieces"),
+    [
+        ("glm4", "It's 12345 Ünits\n\n x", ["It", "'s", " ", "123", "45", " Ünits", "\n\n", " x"]),
+        (
+            "deepseek-v3",
+            "a 12345 日本と語x $5 .net\n",
+            ["a", " ", "123", "45", " ", "日本と語", "x", " $", "5", " .", "net", "\n"],
+        ),
+        (
+            "deepseek-llm",
+            "Größe 12, 你好x!\r\n y  ",
+            ["Gr", "öß", "e", " ", "1", "2", ",", " ", "你好", "x", "!", "\r", "\n", " y", "  "],
+        ),
+    ],
+)
+def test_splits_of_deepseek_and_glm(name: str, text: str, pieces: list[str]) -> None:
+    """transformers has no splits of these files; the expected pieces follow from llama.cpp's `llama-vocab.cpp`."""
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[name].patterns]
+    assert [piece for piece, _ in pre_tokenizers.Sequence(splits).pre_tokenize_str(text)] == pieces
+
+
 @pytest.mark.parametrize("name", ["gpt-2", "exaone4", "mellum"])
 def test_gpt2_split_equals_the_library(name: str) -> None:
     (pattern,) = PRE_TOKENIZERS[name].patterns

@@ -20,8 +20,8 @@ from chairlift.worker.memory import format_memory
 
 KV_DTYPE_BYTES: Final = {**DTYPE_BYTES, "int8": 1}
 
-INT8_SCALE_BYTES: Final = 8
-"""One float32 scale for the key and one for the value of each token and KV head."""
+INT8_SCALE_BYTES: Final = 4
+"""A float32 scale for the key and one for the value of each token and KV head."""
 
 MAX_CHECKPOINT_INTERVAL: Final = 1024
 """Maximum number of tokens between the checkpoints of a long sequence."""
@@ -37,8 +37,9 @@ def kv_slot_bytes(config: ModelConfig, kv_cache_dtype: str, layout: KVLayout | N
         kv_cache_dtype: a key of KV_DTYPE_BYTES.
     """
     specs = (layout or KVLayout.one_group(config)).positions(config)
-    scales = INT8_SCALE_BYTES * sum(spec.num_kept_kv_heads for spec in specs) if kv_cache_dtype == "int8" else 0
-    return sum(2 * spec.num_kept_kv_heads * spec.head_dim for spec in specs) * KV_DTYPE_BYTES[kv_cache_dtype] + scales
+    num_scales = sum(spec.num_kept_memories * spec.num_kept_kv_heads for spec in specs)
+    scales = INT8_SCALE_BYTES * num_scales if kv_cache_dtype == "int8" else 0
+    return sum(spec.num_kept_values for spec in specs) * KV_DTYPE_BYTES[kv_cache_dtype] + scales
 
 
 def sequence_state_bytes(config: ModelConfig) -> int:

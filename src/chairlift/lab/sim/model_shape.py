@@ -58,8 +58,8 @@ class LayerCost:
             experts = ExpertCost(router.num_experts, router.routing.experts_per_token, size)
         if spec is None:
             return cls(num_weights, 0, 0, 0, 0, experts)
-        kept = 2 * spec.num_kept_kv_heads * spec.head_dim
-        return cls(num_weights, spec.query_size, spec.num_kv_heads, 2 * spec.key_size, kept, experts)
+        kept, read = spec.num_kept_values, spec.num_kept_memories * spec.key_size
+        return cls(num_weights, spec.query_size, spec.num_kv_heads, read, kept, experts)
 
 
 @dataclass(frozen=True)

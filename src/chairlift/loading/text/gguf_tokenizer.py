@@ -76,6 +76,19 @@ _TEKKEN: Final = "|".join((*_CASED_WORDS, r"\p{N}")) + _REST_WITH_SLASHES
 _O200K: Final = (
     "|".join((*(f"{words}{_CONTRACTIONS[:-1]}?" for words in _CASED_WORDS), r"\p{N}{1,3}")) + _REST_WITH_SLASHES
 )
+# The third expression contains the letters of ASCII, as in the published files.
+_DEEPSEEK: Final = (
+    r"[\r\n]",
+    r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
+    r"\s?[!-/:-~\x{ff01}-\x{ff0f}\x{ff1a}-\x{ff5e}\x{2018}-\x{201f}\x{3000}-\x{3002}]+",
+    r"\s+$",
+    r"[\x{4e00}-\x{9fa5}\x{0800}-\x{4e00}\x{ac00}-\x{d7ff}]+",
+    r"\p{N}",
+)
+_DEEPSEEK3: Final = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 _RULES: Final = (
     (("default",), PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))),
@@ -85,7 +98,9 @@ _RULES: Final = (
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "midm-2.0"),
         PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True),
     ),
-    (("dbrx", "smaug-bpe"), PreTokenizer((_LLAMA3,))),
+    (("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), PreTokenizer((_LLAMA3,))),
+    (("deepseek-llm",), PreTokenizer(_DEEPSEEK)),
+    (("deepseek-v3",), PreTokenizer((r"\p{N}{1,3}", r"[\x{4e00}-\x{9fa5}\x{3040}-\x{30ff}]+", _DEEPSEEK3))),
     (("qwen2",), PreTokenizer((_QWEN2,), nfc=True)),
     (("qwen35",), PreTokenizer((_QWEN35,), nfc=True)),
     (("deepseek-r1-qwen", "megrez", "stablelm2"), PreTokenizer((_QWEN2,))),

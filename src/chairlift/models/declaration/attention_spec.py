@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from chairlift.models.declaration.matrix_spec import ATTENTION, MatrixSpec, NormSpec
+from chairlift.models.declaration.matrix_spec import ATTENTION, MatrixSpec, NormSpec, StoredRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,43 @@ class HeadNormSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Multi-head latent attention (DeepSeek-V2, 2024), in the form that keeps one key for all heads:
+
+        key     = [R(rotated key) | norm(latent)], which `AttentionSpec.qkv` projects
+        query   = [R(rotated_queries_h(c)) | keys_h(queries(c)_h)]      of head h; c = norm(query_in(x)) or x
+        output  = [values_h(latent part of the weighted sum of keys)]   of all heads
+
+    Attributes:
+        query_in, query_norm: the projection to c and its norm, or None.
+        queries: the parts of all query heads that are not rotated.
+        rotated_queries, keys, values: the matrices of each head; their names have "{}" in place of its number.
+        key_norm: the norm of the latent.
+        stored: the parameters that files have as a part of a larger matrix.
+    """
+
+    queries: MatrixSpec
+    rotated_queries: MatrixSpec
+    keys: MatrixSpec
+    values: MatrixSpec
+    key_norm: NormSpec
+    query_in: MatrixSpec | None = None
+    query_norm: NormSpec | None = None
+    stored: Mapping[str, StoredRows] = field(default_factory=dict, hash=False)
+
+    def matrices(self, num_heads: int) -> tuple[MatrixSpec, ...]:
+        """Every matrix, including those of all heads."""
+        by_head = (self.rotated_queries, self.keys, self.values)
+        whole = (self.queries,) if self.query_in is None else (self.query_in, self.queries)
+        return *whole, *(matrix.of_expert(head) for matrix in by_head for head in range(num_heads))
+
+    def num_row_values(self, num_heads: int) -> int:
+        """The number of values of a token in the results of these products, without the query."""
+        inner = 0 if self.query_in is None else self.query_in.out_features
+        return inner + self.queries.out_features + num_heads * self.values.out_features
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """Grouped-query attention over paged KV memory.
 
@@ -92,6 +130,7 @@ class AttentionSpec:
             or None.
         gate: the projection of the input to as many values as attention has before `output`, which are multiplied by
             the sigmoid of them; or None.
+        latent: the further projections of multi-head latent attention, whose values are its keys; or None.
     """
 
     qkv: MatrixSpec
@@ -107,14 +146,38 @@ class AttentionSpec:
     kv_source: int | None = None
     sinks: str | None = None
     gate: MatrixSpec | None = None
+    latent: LatentSpec | None = None
 
     @property
     def matrices(self) -> tuple[MatrixSpec, ...]:
-        return (self.qkv, self.output) if self.gate is None else (self.qkv, self.gate, self.output)
+        further = () if self.latent is None else self.latent.matrices(self.num_heads)
+        return (self.qkv, *further, *(() if self.gate is None else (self.gate,)), self.output)
+
+    @property
+    def adaptable(self) -> tuple[MatrixSpec, ...]:
+        """The matrices that LoRA adapters can have. Matrices that are a part of one in a file have none."""
+        if self.latent is None:
+            return self.matrices
+        return tuple(matrix for matrix in (self.latent.query_in, self.output) if matrix is not None)
+
+    @property
+    def num_kept_values(self) -> int:
+        """The number of values of K and V of one token in memory of the layer."""
+        return self.num_kept_memories * self.num_kept_kv_heads * self.head_dim
+
+    @property
+    def num_kept_memories(self) -> int:
+        """2 for K and V, or 1 if the keys are the values."""
+        return 2 if self.latent is None else 1
 
     @property
     def query_size(self) -> int:
         return self.num_heads * self.head_dim
+
+    @property
+    def row_size(self) -> int:
+        """The number of values of query, key and value of one token, which the kernel of attention reads."""
+        return self.qkv.out_features if self.latent is None else self.query_size + self.key_size
 
     @property
     def key_size(self) -> int:
@@ -125,6 +188,12 @@ class AttentionSpec:
     def num_kept_kv_heads(self) -> int:
         """The number of heads of K and V that the layer keeps in memory of its own."""
         return self.num_kv_heads if self.kv_source is None else 0
+
+    @property
+    def norms(self) -> tuple[NormSpec, ...]:
+        """The norms of heads, of the latent and of what queries are projected from."""
+        latent = () if self.latent is None else (self.latent.query_norm, self.latent.key_norm)
+        return *self.head_norms, *(norm for norm in latent if norm is not None)
 
     @property
     def head_norms(self) -> tuple[NormSpec, ...]:

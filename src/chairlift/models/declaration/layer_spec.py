@@ -117,29 +117,27 @@ class LayerSpec:
         networks = (matrix for network in self.feed_forwards for matrix in network.matrices)
         gate = None if self.parallel_experts is None else self.parallel_experts.gate
         gates = () if gate is None else (gate,)
-        return *self._attention_matrices, *recurrent, *networks, *gates, *others
-
-    @property
-    def _attention_matrices(self) -> tuple[MatrixSpec, ...]:
-        return () if self.attention is None else self.attention.matrices
+        attention = () if self.attention is None else self.attention.matrices
+        return *attention, *recurrent, *networks, *gates, *others
 
     @property
     def adaptable(self) -> tuple[MatrixSpec, ...]:
         """The matrices that LoRA adapters can have: those of attention and of a dense feed-forward network."""
         mlp = self.feed_forward
-        return *self._attention_matrices, *(() if mlp is None or mlp.router is not None else (mlp.up, mlp.down))
+        attention = () if self.attention is None else self.attention.adaptable
+        return *attention, *(() if mlp is None or mlp.router is not None else (mlp.up, mlp.down))
 
     @property
     def norms(self) -> tuple[NormSpec, ...]:
-        """The norms of the residual stream, of the branches and of heads."""
+        """The norms of the residual stream, of the branches and within attention."""
         others = () if self.per_layer_branch is None else self.per_layer_branch.norms
         experts = self.parallel_experts
         parallel = () if experts is None else experts.norms
         router = None if self.mixture is None else self.mixture.router
         routing = () if router is None or router.norm is None else (router.norm,)
         recurrent = () if self.recurrence is None or self.recurrence.norm is None else (self.recurrence.norm,)
-        heads = () if self.attention is None else self.attention.head_norms
-        first = (*self.attention_norms, *heads, *self.recurrence_norms, *recurrent)
+        attention = () if self.attention is None else self.attention.norms
+        first = (*self.attention_norms, *attention, *self.recurrence_norms, *recurrent)
         return (*first, *self.feed_forward_norms, *parallel, *routing, *others)
 
     @property
@@ -150,7 +148,7 @@ class LayerSpec:
         vectors = () if router is None else (router.expert_scales, router.selection_bias)
         scales = sum(router.num_experts for name in vectors if name is not None) if router is not None else 0
         norms = sum(norm.num_values for norm in self.norms)
-        norms += sum(norm.num_values for norm in self._norms_of_gates)
+        norms += sum(norm.num_values for norm in self._copied_norms)
         if self.attention is not None and self.attention.sinks is not None:
             norms += self.attention.num_heads
         if (recurrence := self.recurrence) is not None:
@@ -158,10 +156,14 @@ class LayerSpec:
         return norms + biases + scales
 
     @property
-    def _norms_of_gates(self) -> Iterator[NormSpec]:
-        """The norms of the inputs of gates, which have copies of their own."""
-        if self.attention is not None and self.attention.gate is not None and self.attention_norms.before is not None:
-            yield self.attention_norms.before
+    def _copied_norms(self) -> Iterator[NormSpec]:
+        """The norms of the inputs of further products, which have copies of their own."""
+        attention, before = self.attention, self.attention_norms.before
+        if attention is not None and before is not None:
+            if attention.gate is not None:
+                yield before
+            if attention.latent is not None:
+                yield from (before, *[attention.latent.query_norm or before] * attention.num_heads)
         if self.parallel_experts is not None and self.parallel_experts.gate is not None:
             yield self.parallel_experts.before
 

@@ -5,6 +5,7 @@ Names are those of the parameters in Hugging Face checkpoints, without `.weight`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -42,6 +43,25 @@ class NormSpec:
     @property
     def num_values(self) -> int:
         return self.size * (2 if self.kind == "layer_norm" else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """The place of a matrix within a larger one of the same file.
+
+    Attributes:
+        num_rows: the number of rows of the larger matrix.
+        rows: the numbers of its rows that are those of the matrix, in their order; a range has the step 1.
+        is_transposed: whether these rows are the columns of the matrix.
+    """
+
+    num_rows: int
+    rows: Sequence[int]
+    is_transposed: bool = False
+
+    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Return the shape of the larger matrix of a matrix with the given shape."""
+        return self.num_rows, shape[0 if self.is_transposed else 1]
 
 
 @dataclass(frozen=True, slots=True)

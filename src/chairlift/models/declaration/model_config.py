@@ -126,6 +126,8 @@ class ModelConfig:
         unneeded_modules: the modules of which checkpoints may have parameters that no layer needs.
         per_layer_inputs: the embeddings that layers read in their `per_layer_branch`, or None.
         encoder: what the model has as an encoder; None for a decoder, whose tokens attend to earlier ones.
+        num_unread_layers: the number of layers behind the others in safetensors files, which predict further tokens
+            and are not loaded.
         predictor: the layer that proposes draft tokens; None if there is none, or none is needed.
         eos_token_ids: all tokens that end a sequence, including those of generation_config.json.
         dtype: the type of the file's tensors ("float32", "float16", "bfloat16"); "float16" if they are quantized.
@@ -151,6 +153,7 @@ class ModelConfig:
     per_layer_inputs: PerLayerInputsSpec | None = None
     encoder: EncoderSpec | None = None
     predictor: PredictorSpec | None = None
+    num_unread_layers: int = 0
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
@@ -191,7 +194,7 @@ class ModelConfig:
     @property
     def kv_values_per_token(self) -> int:
         """The number of K and V values of one token in all layers."""
-        return sum(2 * spec.num_kept_kv_heads * spec.head_dim for spec in self.attention_specs.values())
+        return sum(spec.num_kept_values for spec in self.attention_specs.values())
 
     @property
     def attention_specs(self) -> dict[int, AttentionSpec]:

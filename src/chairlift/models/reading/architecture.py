@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
+from chairlift.models.declaration.matrix_spec import StoredRows
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.config_fields import ConfigFields
 
@@ -32,6 +33,7 @@ class StoredName(NamedTuple):
         first_row, row_step: the first row of the parameter, and the distance between its rows.
         block: what these are numbers of: rows, heads of consecutive rows, or equal parts of the tensor; or "pair" for
             all rows, where the two dimensions of a rotated pair of a head are adjacent.
+        part: the rows of the parameter in the tensor, which may hold several parameters; None without such a list.
     """
 
     name: str
@@ -40,21 +42,28 @@ class StoredName(NamedTuple):
     first_row: int = 0
     row_step: int = 1
     block: Literal["row", "head", "part", "pair"] = "row"
+    part: StoredRows | None = None
 
     def file_shape(self, shape: tuple[int, ...], num_experts: int) -> tuple[int, ...]:
         """Return the shape of the tensor of a parameter with the given shape."""
+        if self.part is not None:
+            return self.part.stored_shape(shape)
         shape = (shape[0] * self.row_step, *shape[1:])
         shape = shape[::-1] if self.is_transposed else shape
         return shape if self.expert is None else (num_experts, *shape)
 
     def select(self, tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
-        """Return the parameter in a tensor of its expert."""
+        """Return the parameter in a tensor of its expert, or its rows if `part` is transposed."""
         return self.select_rows(tensor.t() if self.is_transposed else tensor, head_dim)
 
     def select_rows(self, rows: Rows, head_dim: int) -> Rows:
         """Return the rows of the parameter, of a tensor or an array [rows, ...]."""
         row_shape = tuple(rows.shape[1:])
         selected: Rows
+        if self.part is not None:
+            kept = self.part.rows
+            selected = rows[slice(kept.start, kept.stop) if isinstance(kept, range) else list(kept)]
+            return selected
         if self.block == "pair":
             selected = rows.reshape((-1, head_dim // 2, 2, *row_shape)).swapaxes(1, 2).reshape((-1, *row_shape))
             return selected

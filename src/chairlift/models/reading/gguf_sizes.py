@@ -46,6 +46,7 @@ def read_gguf_sizes(
     expert_gating: int = SOFTMAX_GATING,
     has_recurrence: bool = False,
     has_layer_sizes: bool = False,
+    has_latent: bool = False,
 ) -> LlamaSizes:
     """Read all sizes but the sliding windows, which every architecture stores in its own way.
 
@@ -54,6 +55,7 @@ def read_gguf_sizes(
         expert_softmax: see ExpertRouting; None for an architecture without experts.
         expert_gating: see read_gguf_experts.
         has_recurrence: whether layers may have no KV heads, and a part of each head may be rotated.
+        has_latent: whether the values are a part of the keys, so that their sizes differ.
         has_layer_sizes: whether layers may have other KV heads and inner sizes than the first one, which are read here.
     """
     fields, name, tensors = header.fields, header.name, header.tensor_names
@@ -63,7 +65,8 @@ def read_gguf_sizes(
     kv_heads = read_layers(fields, "attention.head_count_kv", heads)
     exact_quotient(fields, "attention.head_count", heads, "attention.head_count_kv", kv_heads)
     head_dim = read_head_dim(fields, "attention.key_length", "embedding_length", "attention.head_count", heads)
-    fields.allow_only("attention.value_length", head_dim, "K and V must have the same width")
+    if not has_latent:
+        fields.allow_only("attention.value_length", head_dim, "K and V must have the same width")
     rotary_dim = fields.integer("rope.dimension_count", head_dim, high=head_dim)
     if not has_longrope and not has_recurrence:
         fields.allow_only("rope.dimension_count", head_dim, WHOLE_HEAD)

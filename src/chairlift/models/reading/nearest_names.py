@@ -14,6 +14,7 @@ REASONS: Final = (
     ("vl|vision|visual|image|llava|pixtral|idefics|paligemma|mllama|clip|siglip|florence|janus", "it reads images"),
     ("audio|speech|whisper|voxtral|omni|wav2vec", "it reads audio"),
     ("t5|bart|marian|pegasus|prophetnet|encoderdecoder", "it has an encoder besides its decoder"),
+    ("deepseekv3-?2|deepseek32|dsa$", "its attention is sparse: an indexer chooses the keys of a query"),
     ("^mamba2$", "it has no layer with attention, and at least 1 is required (use a hybrid model such as Granite 4 H)"),
     (
         "amba|rwkv|recurrent|xlstm|plamo2|retnet|minimax|kimilinear",

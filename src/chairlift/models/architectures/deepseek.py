@@ -1,0 +1,327 @@
+"""DeepSeek-V2 and V3, and GLM-4.7-Flash: `LlamaSizes` with multi-head latent attention and experts (DeepSeek-AI, 2024).
+
+Experts are chosen as in DeepSeek-V2 (softmax) or V3 (sigmoids with a bias), from some of their groups. Shared experts
+are a dense network beside them. Layers that predict further tokens (MTP) are not loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from chairlift.kernels.routing import ExpertRouting, ExpertSoftmax
+from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
+from chairlift.models.declaration.attention_spec import AttentionSpec, LatentSpec, RopeConfig
+from chairlift.models.declaration.feed_forward_spec import declare_network
+from chairlift.models.declaration.layer_spec import LayerSpec
+from chairlift.models.declaration.matrix_spec import ATTENTION, MatrixSpec, NormSpec, StoredRows
+from chairlift.models.declaration.model_config import ModelConfig
+from chairlift.models.reading.architecture import Architecture, GGUFHeader
+from chairlift.models.reading.config_fields import ConfigFields, shortened
+from chairlift.models.reading.expert_fields import SIGMOID_GATING, SOFTMAX_GATING
+from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
+from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
+from chairlift.models.reading.rope_fields import yarn_attention_factor
+
+SUM_EPS: Final = 1e-20
+"""See ExpertRouting."""
+
+NAMES: Final = ExpertNames(selection_bias="mlp.gate.e_score_correction_bias")
+
+LATENT_EPS: Final = 1e-6
+"""The epsilon of the norms of latents in transformers, whatever the field of the other norms is."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeepseekSizes:
+    """The sizes of a model beside those of Llama.
+
+    Attributes:
+        query_rank: the size of the latent of queries, or None.
+        key_rank: the size of the latent of keys and values.
+        plain_dim, rotary_dim: the sizes of the two parts of a query head.
+        value_dim: the size of a head of values.
+        shared_size: the inner size of the shared experts; 0 without any.
+        is_interleaved: whether the two dimensions of a rotated pair are in adjacent rows.
+        has_split_heads: whether files have the matrices of keys and values apart, and those of keys transposed.
+        num_unread_layers: see ModelConfig.
+    """
+
+    sizes: LlamaSizes
+    query_rank: int | None
+    key_rank: int
+    plain_dim: int
+    rotary_dim: int
+    value_dim: int
+    shared_size: int
+    is_interleaved: bool = True
+    has_split_heads: bool = False
+    num_unread_layers: int = 0
+
+    def declare(self) -> ModelConfig:
+        layers = tuple(self._layer(index) for index in range(self.sizes.num_layers))
+        return replace(self.sizes.declare(), layers=layers, num_unread_layers=self.num_unread_layers)
+
+    def _layer(self, index: int) -> LayerSpec:
+        prefix = f"model.layers.{index}"
+        layer = self.sizes.declare_layer(index)
+        layer = replace(layer, attention=self._attention(f"{prefix}.self_attn"))
+        if layer.mixture is None or not self.shared_size:
+            return layer
+        shared, inner = f"{prefix}.mlp.shared_experts", self.shared_size
+        up = ((f"{shared}.gate_proj", inner), (f"{shared}.up_proj", inner))
+        network = declare_network(
+            up, f"{shared}.down_proj", self.sizes.hidden_size, self.sizes.activation, gated=True, prefix="shared_"
+        )
+        return replace(layer, feed_forward=network).beside_experts(layer.mixture)
+
+    def _attention(self, prefix: str) -> AttentionSpec:
+        sizes, matrix = self.sizes, partial(MatrixSpec, ATTENTION)
+        heads, hidden, rank, rotary = sizes.num_heads, sizes.hidden_size, self.key_rank, self.rotary_dim
+        query, inner = ("q", hidden) if self.query_rank is None else ("q_b", self.query_rank)
+        rotated = f"{prefix}.heads.{{}}.{query}_rotated"
+        names = ("k_b", "v_b") if self.has_split_heads else ("kv_b_keys", "kv_b_values")
+        keys, values = (f"{prefix}.heads.{{}}.{name}" for name in names)
+        key_parts = (f"{prefix}.kv_a_rotated", rotary), (f"{prefix}.kv_a_latent", rank)
+        has_latent_query = self.query_rank is not None
+        latent = LatentSpec(
+            queries=matrix("queries", ((f"{prefix}.{query}_plain", heads * self.plain_dim),), inner),
+            rotated_queries=matrix("rotated_queries", ((rotated, rotary),), inner),
+            keys=matrix("latent_keys", ((keys, rank),), self.plain_dim),
+            values=matrix("latent_values", ((values, self.value_dim),), rank),
+            key_norm=NormSpec("rms_norm", f"{prefix}.kv_a_layernorm", rank, LATENT_EPS),
+            query_in=matrix("query_in", ((f"{prefix}.q_a_proj", inner),), hidden) if has_latent_query else None,
+            query_norm=NormSpec("rms_norm", f"{prefix}.q_a_layernorm", inner, LATENT_EPS) if has_latent_query else None,
+            stored=self._stored_rows(prefix, query),
+        )
+        return AttentionSpec(
+            qkv=matrix("latent_in", key_parts, hidden),
+            output=matrix("output", ((f"{prefix}.o_proj", hidden),), heads * self.value_dim),
+            num_heads=heads,
+            num_kv_heads=1,
+            head_dim=rotary + rank,
+            scale=sizes.attention_scale or (self.plain_dim + rotary) ** -0.5,
+            rope=replace(sizes.rope, rotary_dim=rotary),
+            latent=latent,
+        )
+
+    def _stored_rows(self, prefix: str, query: str) -> dict[str, StoredRows]:
+        """The rows of the parameters that files have in one matrix for all heads, or for key and latent."""
+        heads, plain, rotary, rank = self.sizes.num_heads, self.plain_dim, self.rotary_dim, self.key_rank
+        pairs = [*range(0, rotary, 2), *range(1, rotary, 2)] if self.is_interleaved else range(rotary)
+        size, both = plain + rotary, plain + self.value_dim
+        all_plain = [head * size + row for head in range(heads) for row in range(plain)]
+        stored = {
+            f"{prefix}.{query}_plain": StoredRows(heads * size, tuple(all_plain)),
+            f"{prefix}.kv_a_rotated": StoredRows(rank + rotary, tuple(rank + row for row in pairs)),
+            f"{prefix}.kv_a_latent": StoredRows(rank + rotary, range(rank)),
+        }
+        for head in range(heads):
+            own = f"{prefix}.heads.{head}"
+            rotated = tuple(head * size + plain + row for row in pairs)
+            stored[f"{own}.{query}_rotated"] = StoredRows(heads * size, rotated)
+            if self.has_split_heads:
+                for name, width in (("k_b", rank), ("v_b", self.value_dim)):
+                    stored[f"{own}.{name}"] = StoredRows(heads * width, range(head * width, (head + 1) * width))
+            else:
+                first = head * both
+                keys, values = range(first, first + plain), range(first + plain, first + both)
+                stored[f"{own}.kv_b_keys"] = StoredRows(heads * both, keys, is_transposed=True)
+                stored[f"{own}.kv_b_values"] = StoredRows(heads * both, values)
+        return stored
+
+
+def _yarn_scale(rope: RopeConfig, log_multiplier: float) -> float:
+    """The factor of scores in a context that YaRN has made longer: the square of its attention factor."""
+    return 1.0 if rope.scaling != "yarn" else yarn_attention_factor(rope.factor, log_multiplier) ** 2
+
+
+# -- config.json -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeepseekConfigReader(LlamaConfigReader):
+    """The reader of the `config.json` of one model type.
+
+    Attributes:
+        has_sigmoid: whether experts are chosen as in DeepSeek-V3.
+        num_dense_layers: the number of first layers without experts, in files that do not contain it.
+    """
+
+    has_sigmoid: bool = True
+    num_dense_layers: int = 0
+
+    def __call__(self, fields: ConfigFields) -> ModelConfig:
+        rotary = fields.integer("qk_rope_head_dim", high=4096)
+        fields.set_defaults({"head_dim": rotary})
+        sizes = self.read_sizes(fields)
+        plain = fields.integer("qk_nope_head_dim")
+        for key, only in (
+            ("num_key_value_heads", sizes.num_heads),
+            ("head_dim", rotary),
+            ("qk_head_dim", plain + rotary),
+        ):
+            fields.allow_only(key, only, f"the other fields of latent attention require {only}")
+        scaling = fields.mapping("rope_parameters") or fields.mapping("rope_scaling")
+        multiplier = None if scaling is None else scaling.get("mscale_all_dim")
+        factor = 1.0 if scaling is None or not multiplier else _yarn_scale(sizes.rope, scaling.number("mscale_all_dim"))
+        experts = self._read_experts(fields, sizes.num_layers)
+        return DeepseekSizes(
+            replace(sizes, experts=experts, attention_scale=factor * (plain + rotary) ** -0.5),
+            query_rank=None if fields.get("q_lora_rank") is None else fields.integer("q_lora_rank"),
+            key_rank=fields.integer("kv_lora_rank"),
+            plain_dim=plain,
+            rotary_dim=rotary,
+            value_dim=fields.integer("v_head_dim"),
+            shared_size=fields.integer("n_shared_experts", 0, low=0) * experts.intermediate_size,
+            is_interleaved=fields.flag("rope_interleave", True),
+            num_unread_layers=fields.integer("num_nextn_predict_layers", 0, low=0),
+        ).declare()
+
+    def _read_experts(self, fields: ConfigFields, layers: int) -> ExpertSizes:
+        count = fields.integer("n_routed_experts")
+        method = "noaux_tc" if self.has_sigmoid else fields.choice("topk_method", _V2_METHODS, "greedy")
+        fields.allow_only("topk_method", method, "the architecture determines this property")
+        fields.allow_only("scoring_func", "sigmoid" if self.has_sigmoid else "softmax", "as topk_method")
+        fields.allow_only("moe_layer_freq", 1, "all layers after the first ones must have experts")
+        if not self.has_sigmoid:
+            fields.allow_only("norm_topk_prob", False, "transformers ignores it in this architecture")
+        adds_up = self.has_sigmoid and fields.flag("norm_topk_prob")
+        routing = ExpertRouting(
+            fields.integer("num_experts_per_tok", high=count),
+            "chosen" if adds_up else "all",
+            has_sigmoid=self.has_sigmoid,
+            sum_eps=SUM_EPS if self.has_sigmoid else 0.0,
+            scale=fields.number("routed_scaling_factor", 1.0),
+        )
+        if method == "greedy":
+            fields.ignore("n_group", "topk_group")  # They have no effect.
+        else:
+            routing = _with_groups(routing, fields, count, "n_group", "topk_group")
+        names = NAMES if self.has_sigmoid else ExpertNames()
+        dense = self._read_dense_layers(fields, layers)
+        return ExpertSizes(count, fields.integer("moe_intermediate_size"), routing, dense, names)
+
+    def _read_dense_layers(self, fields: ConfigFields, layers: int) -> frozenset[int]:
+        num_dense = fields.integer("first_k_dense_replace", self.num_dense_layers, low=0, high=layers)
+        types = fields.get("mlp_layer_types")
+        if types is None:
+            return frozenset(range(num_dense))
+        if not isinstance(types, list) or len(types) != layers or not {"dense", "sparse"}.issuperset(types):
+            raise fields.error("mlp_layer_types", f"must hold {layers} of dense and sparse, got {shortened(types)}")
+        return frozenset(index for index, kind in enumerate(types) if kind == "dense")
+
+
+_V2_METHODS: Final = ("greedy", "group_limited_greedy")
+
+
+def _with_groups(routing: ExpertRouting, fields: ConfigFields, count: int, key: str, used_key: str) -> ExpertRouting:
+    """Read the number of groups of experts, and how many of them have the experts of a token."""
+    groups = fields.integer(key, high=count)
+    used, chosen = fields.integer(used_key, high=groups), routing.experts_per_token
+    if count % groups or used * (count // groups) < chosen:
+        raise fields.error(
+            key, f"({groups}) must divide {count} experts so that {used} groups ({used_key}) hold {chosen} of a token"
+        )
+    return replace(routing, num_groups=groups, groups_per_token=used)
+
+
+# -- GGUF ------------------------------------------------------------------------------------------------------------
+
+
+def read_deepseek2_gguf(header: GGUFHeader) -> ModelConfig:
+    """Read the metadata of a GGUF file. Newer files have the sizes of heads in keys that end in `_mla`."""
+    fields, tensors = header.fields, header.tensor_names
+    has_bias = any(name.endswith(".exp_probs_b.bias") for name in tensors)
+    found = fields.get("expert_gating_func", SIGMOID_GATING if has_bias else SOFTMAX_GATING)
+    gating = SIGMOID_GATING if found == SIGMOID_GATING else SOFTMAX_GATING
+    softmax: ExpertSoftmax = "chosen" if fields.get("expert_weights_norm", False) else "all"
+    sizes = read_gguf_sizes(header, expert_softmax=softmax, expert_gating=gating, has_recurrence=True, has_latent=True)
+    further = fields.integer("nextn_predict_layers", 0, low=0, high=sizes.num_layers - 1)
+    suffix = "_mla" if fields.get("attention.key_length_mla") is not None else ""
+    rotary = fields.integer("rope.dimension_count")
+    plain = fields.integer(f"attention.key_length{suffix}", low=rotary + 1) - rotary
+    rank = fields.integer("attention.kv_lora_rank")
+    if suffix:
+        for key, size in (("attention.key_length", rank + rotary), ("attention.value_length", rank)):
+            fields.allow_only(key, size, f"attention.kv_lora_rank and rope.dimension_count require {size}")
+    scale, rope = (plain + rotary) ** -0.5, sizes.rope
+    if rope.scaling == "yarn" and fields.get("rope.scaling.yarn_log_multiplier"):
+        # The converter to GGUF multiplies by 0.1 in this architecture only, as llama.cpp's deepseek2.cpp says.
+        scale *= _yarn_scale(rope, 10 * fields.number("rope.scaling.yarn_log_multiplier"))
+        rope = replace(rope, attention_factor=1.0)
+    experts, num_shared = sizes.experts, fields.integer("expert_shared_count", 0, low=0)
+    if experts is not None:
+        dense = fields.integer("leading_dense_block_count", 0, low=0, high=sizes.num_layers)
+        experts = _complete_experts(experts, fields, gating == SIGMOID_GATING, has_bias, dense)
+    sizes = replace(
+        sizes, num_layers=sizes.num_layers - further, rope=rope, attention_scale=scale, experts=experts, qkv_bias=False
+    )
+    return DeepseekSizes(
+        sizes,
+        query_rank=fields.integer("attention.q_lora_rank", 0, low=0) or None,
+        key_rank=rank,
+        plain_dim=plain,
+        rotary_dim=rotary,
+        value_dim=fields.integer(f"attention.value_length{suffix}"),
+        shared_size=0 if experts is None else num_shared * experts.intermediate_size,
+        has_split_heads="blk.0.attn_k_b.weight" in tensors,
+    ).declare()
+
+
+def _complete_experts(
+    experts: ExpertSizes, fields: ConfigFields, has_sigmoid: bool, has_bias: bool, num_dense: int
+) -> ExpertSizes:
+    scale, eps = fields.number("expert_weights_scale", 1.0), SUM_EPS if has_sigmoid else 0.0
+    routing = replace(experts.routing, has_sigmoid=has_sigmoid, sum_eps=eps, scale=scale)
+    if fields.get("expert_group_count") is not None:
+        routing = _with_groups(routing, fields, experts.num_experts, "expert_group_count", "expert_group_used_count")
+    names = NAMES if has_bias else ExpertNames()
+    return replace(experts, routing=routing, names=names, dense_layers=frozenset(range(num_dense)))
+
+
+_LAYER: Final = "model.layers.{}.self_attn"
+_STORED: Final = {
+    "q_plain": ("q_proj", "attn_q"),
+    "heads.{}.q_rotated": ("q_proj", "attn_q"),
+    "q_b_plain": ("q_b_proj", "attn_q_b"),
+    "heads.{}.q_b_rotated": ("q_b_proj", "attn_q_b"),
+    "kv_a_rotated": ("kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+    "kv_a_latent": ("kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+    "heads.{}.kv_b_keys": ("kv_b_proj", "attn_kv_b"),
+    "heads.{}.kv_b_values": ("kv_b_proj", "attn_kv_b"),
+}
+"""Declared name of a parameter -> the larger matrix in safetensors files, and that in GGUF files."""
+
+DEEPSEEK_GGUF_NAMES: Final = {
+    **GGUF_NAMES,
+    **{f"{_LAYER}.{name}": f"blk.{{}}.{tensor}" for name, (_, tensor) in _STORED.items()},
+    **{
+        f"{_LAYER}.{name}": f"blk.{{}}.{tensor}"
+        for name, tensor in (
+            ("q_a_proj", "attn_q_a"),
+            ("q_a_layernorm", "attn_q_a_norm"),
+            ("kv_a_layernorm", "attn_kv_a_norm"),
+            ("heads.{}.k_b", "attn_k_b"),
+            ("heads.{}.v_b", "attn_v_b"),
+        )
+    },
+    **{
+        f"model.layers.{{}}.mlp.shared_experts.{name}_proj": f"blk.{{}}.ffn_{name}_shexp"
+        for name in ("gate", "up", "down")
+    },
+    "model.layers.{}.mlp.gate.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
+}
+
+DEEPSEEK: Final = Architecture(
+    name="deepseek",
+    hf_readers={
+        "DeepseekV2ForCausalLM": DeepseekConfigReader("deepseek_v2", no_windows, qkv_bias=False, has_sigmoid=False),
+        "DeepseekV3ForCausalLM": DeepseekConfigReader("deepseek_v3", no_windows, qkv_bias=False, num_dense_layers=3),
+        "Glm4MoeLiteForCausalLM": DeepseekConfigReader("glm4_moe_lite", no_windows, qkv_bias=False, num_dense_layers=1),
+    },
+    gguf_readers={"deepseek2": read_deepseek2_gguf},
+    gguf_names=DEEPSEEK_GGUF_NAMES,
+    stacked_names={f"{_LAYER}.{name}": f"{_LAYER}.{matrix}" for name, (matrix, _) in _STORED.items()},
+)
