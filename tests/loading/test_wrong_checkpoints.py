@@ -154,8 +154,8 @@ CASES: dict[str, Wrong] = {
         "the nearest supported architecture is FalconH1ForCausalLM",
     ),
     "architecture with a similar name": Wrong(
-        change(architectures=["Glm4ForCausalLM"]),
-        r"\['Glm4ForCausalLM'\], which is not supported; use a model",
+        change(architectures=["Olm4ForCausalLM"]),
+        r"\['Olm4ForCausalLM'\], which is not supported; use a model",
         "whose architecture is supported: Bert.*, Ernie4_5ForCausalLM, ",
     ),
     "architecture with another first word after GPT": Wrong(
@@ -243,7 +243,7 @@ CASES: dict[str, Wrong] = {
     "GGUF, architecture of a known family": Wrong(
         convert_to_architecture("gemma3n"),
         r"general\.architecture is 'gemma3n', which is not supported; the nearest supported architecture is gemma3;",
-        "use a model whose architecture is supported: ernie4_5, ",
+        "use a model whose architecture is supported: deepseek2, ernie4_5, ",
     ),
     "GGUF, architecture of another family": Wrong(
         convert_to_architecture("rwkv7"), r"general\.architecture is 'rwkv7'", "supported: .*gemma2, gemma3"
