@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -305,6 +306,23 @@ def test_arguments_of_wrong_types_are_named(
     with pytest.raises(RequestError, match=message):
         getattr(llm, method)(*arguments, **options)
     assert llm.generate([[5]], SamplingParams(max_tokens=1))[0].finished
+
+
+def test_parts_of_text_are_joined_and_other_parts_are_errors(llm: LLM) -> None:
+    parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
+    (joined,) = llm.chat([{"role": "user", "content": parts}], GREEDY)
+    (text,) = llm.chat(CHAT, GREEDY)
+    assert joined.prompt == text.prompt
+    image = {"type": "image_url", "image_url": {"url": "x"}}
+    with pytest.raises(RequestError, match=r"messages\[0\]\.content\[1\] must be .*, got {'type': 'image_url'"):
+        llm.chat([{"role": "user", "content": [*parts[:1], image]}], GREEDY)
+
+
+def test_calls_of_several_threads_are_answered_one_after_the_other(llm: LLM) -> None:
+    (alone,) = llm.generate("One, two", GREEDY)
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda prompt: llm.generate(prompt, GREEDY)[0], ["One, two"] * 8))
+    assert [output.outputs[0].text for output in together] == [alone.outputs[0].text] * 8
 
 
 def test_arguments_without_an_effect_are_errors(llm: LLM, tiny_model_dir: Callable[..., Path]) -> None:

@@ -252,6 +252,7 @@ class InputProcessor:
         if self.tokenizer.chat_template is not None:
             given = (name for name, value in template_options.items() if value is not None)
             self.tokenizer.chat_template.check_variables({*given} - {"add_generation_prompt"})
+        messages = [_with_one_text(message, index) for index, message in enumerate(messages)]
         text = self.tokenizer.render_chat(messages, **template_options)
         if allow_special_tokens_in_content:
             text = unmarked(text)
@@ -413,3 +414,15 @@ class InputProcessor:
 def _field_of_label(label: str) -> str:
     """The field of a label: "documents" of "documents[3] with query"."""
     return label.partition(" ")[0].partition("[")[0]
+
+
+def _with_one_text(message: Message, index: int) -> Message:
+    """The message with the joined text of its parts as its content. Raises RequestError if a part is no text."""
+    parts = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(parts, list):
+        return message
+    for number, part in enumerate(parts):
+        if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
+            form = '{"type": "text", "text": TEXT}'
+            raise RequestError(f"messages[{index}].content[{number}] must be {form}, got {part!r:.100}", "messages")
+    return {**message, "content": "".join(part["text"] for part in parts)}

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class LLM:
-    """A model for offline use, whose steps run on the thread of the caller.
+    """A model for offline use, whose steps run on the thread of the caller. Calls of other threads wait for its end.
 
     Args:
         model: a folder, a .gguf file, a name on the hub, or None for the default model.
@@ -50,6 +50,7 @@ class LLM:
         self._processor = OutputProcessor(self.engine.tokenizer)
         self._sampling_defaults = self.engine.facts.sampling_defaults
         self._ids = map("llm-{}".format, itertools.count())
+        self._lock = threading.Lock()
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> LLM:
@@ -237,26 +238,27 @@ class LLM:
         _check_params(sampling_params)
         all_params = _per_prompt("sampling_params", sampling_params, len(prompts))
         choices: Sequence[AdapterChoice] = _per_prompt("lora_request", lora_request, len(prompts))
-        adapters = [self._adapter_id(choice) for choice in choices]
-        ids = [next(self._ids) for _ in prompts]
-        core, processor = self.engine.core, self.engine.input_processor
-        core_ids: list[str] = []
-        try:
-            for index, (prompt, params) in enumerate(zip(prompts, all_params, strict=True)):
-                with _name_prompt(index):
-                    processor.constraints.compile(params)
-                    text, token_ids = encode(prompt, params)
-                    params, now, lora_id = replace(params, is_streamed=False), core.now(), adapters[index]
-                    requests = processor.make(ids[index], token_ids, params, arrival_time=now, lora_id=lora_id)
-                    self._processor.add(ids[index], text, requests)
-                    core_ids += [request.request_id for request in requests]
-                    for request in requests:
-                        core.add(request.to_request())
-            answers = self._step_until_done(ids, use_tqdm)
-        finally:
-            for core_id in self._processor.remove(core_ids):
-                core.abort(core_id)
-        return [answers[request_id].build() for request_id in ids]
+        with self._lock:
+            adapters = [self._adapter_id(choice) for choice in choices]
+            ids = [next(self._ids) for _ in prompts]
+            core, processor = self.engine.core, self.engine.input_processor
+            core_ids: list[str] = []
+            try:
+                for index, (prompt, params) in enumerate(zip(prompts, all_params, strict=True)):
+                    with _name_prompt(index):
+                        processor.constraints.compile(params)
+                        text, token_ids = encode(prompt, params)
+                        params, now, lora_id = replace(params, is_streamed=False), core.now(), adapters[index]
+                        requests = processor.make(ids[index], token_ids, params, arrival_time=now, lora_id=lora_id)
+                        self._processor.add(ids[index], text, requests)
+                        core_ids += [request.request_id for request in requests]
+                        for request in requests:
+                            core.add(request.to_request())
+                answers = self._step_until_done(ids, use_tqdm)
+            finally:
+                for core_id in self._processor.remove(core_ids):
+                    core.abort(core_id)
+            return [answers[request_id].build() for request_id in ids]
 
     def _step_until_done(self, ids: list[str], use_tqdm: bool) -> dict[str, AnswerBuilder]:
         core, answers = self.engine.core, {request_id: AnswerBuilder() for request_id in ids}
