@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import redirect_stdout
 
 import pytest
 from rich.text import Text
@@ -18,16 +19,15 @@ class TerminalFile(io.StringIO):
 def test_a_terminal_wraps_notes_between_words_and_keeps_commands_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "48")
     monkeypatch.setenv("TERM", "xterm")
-    file = TerminalFile()
-    print_parts([NOTE, Text(COMMAND)], file)
+    with redirect_stdout(TerminalFile()) as file:
+        print_parts([NOTE, Text(COMMAND)])
     *notes, command = file.getvalue().splitlines()
     assert len(notes) > 1
     assert all(set(line.split()) == {"word"} for line in notes)
     assert command.split() == COMMAND.split()
 
 
-def test_a_file_gets_each_note_on_one_line() -> None:
-    file = io.StringIO()
-    print_parts([NOTE], file)
+def test_a_file_gets_each_note_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    print_parts([NOTE])
     assert len(NOTE) > FILE_WIDTH
-    assert file.getvalue().splitlines() == [NOTE]
+    assert capsys.readouterr().out.splitlines() == [NOTE]

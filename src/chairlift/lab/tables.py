@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 from rich.console import Console, JustifyMethod, RenderableType
 from rich.table import Table
@@ -54,26 +54,24 @@ def constants_table(constants: Iterable[tuple[str, str]]) -> Table:
     return make_table("Constants", ["name", "value"], rows=constants, justify="left")
 
 
-def print_parts(parts: Iterable[RenderableType], file: TextIO | None = None) -> None:
-    """Write tables and lines of text to `file` (standard output if None).
+def print_parts(parts: Iterable[RenderableType]) -> None:
+    """Print tables and lines of text.
 
     A terminal wraps strings between words. Commands are `Text` and never wrapped, so that they can be copied.
     """
-    console = Console(file=file or sys.stdout, markup=False, emoji=False, highlight=False)
+    console = Console(markup=False, emoji=False, highlight=False)
     if not console.is_terminal:
         console.width = FILE_WIDTH
     for part in parts:
         console.print(part, soft_wrap=isinstance(part, Text) or (isinstance(part, str) and not console.is_terminal))
 
 
-def print_report(
-    parts: Iterable[RenderableType], record: Mapping[str, Any], file: TextIO | None = None, as_json: bool = False
-) -> None:
-    """Write tables and lines of text, or the record as one JSON line, to `file` (standard output if None)."""
+def print_report(parts: Iterable[RenderableType], record: Mapping[str, Any], as_json: bool = False) -> None:
+    """Print tables and lines of text, or the record as one JSON line."""
     if as_json:
-        (file or sys.stdout).write(json_line(record))
+        sys.stdout.write(json_line(record))
     else:
-        print_parts(parts, file)
+        print_parts(parts)
 
 
 def json_line(record: Mapping[str, Any]) -> str:

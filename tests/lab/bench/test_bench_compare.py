@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -345,11 +344,10 @@ def test_a_file_in_place_of_the_folder_is_rejected(tiny_config: Path, tmp_path: 
         run_compare(engine(tiny_config), options(save_events=tmp_path / "logs"))
 
 
-def test_the_report_has_tables_and_one_json_line(result: Compared) -> None:
-    out = io.StringIO()
-    result[0].print(False, result[1].describe(), file=out)
-    result[0].print(True, file=out)
-    *lines, last = out.getvalue().splitlines()
+def test_the_report_has_tables_and_one_json_line(result: Compared, capsys: pytest.CaptureFixture[str]) -> None:
+    result[0].print(False, result[1].describe())
+    result[0].print(True)
+    *lines, last = capsys.readouterr().out.splitlines()
     record = json.loads(last)
     assert record["benchmark"] == "compare"
     assert record["machine"] == result[0].machine.to_dict()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Callable
@@ -63,7 +62,7 @@ def test_every_iteration_is_one_batch(tiny_model_dir: TinyModel) -> None:
     assert spread.median == sorted(latencies)[1]
 
 
-def test_several_sizes_are_measured_alternately(tiny_model_dir: TinyModel) -> None:
+def test_several_sizes_are_measured_alternately(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture[str]) -> None:
     result = run_latency(config(tiny_model_dir), replace(OPTIONS, batch_size=(4, 1, 2)))
     assert list(result.runs) == ["1", "2", "4"]
     for size, runs in result.runs.items():
@@ -71,10 +70,10 @@ def test_several_sizes_are_measured_alternately(tiny_model_dir: TinyModel) -> No
         assert [run["decode_tokens_per_s"] for run in runs] == [
             int(size) / (run["decode_per_token"] or 0) for run in runs
         ]
-    out = io.StringIO()
-    result.print(file=out)
-    assert "ratio to 1" in out.getvalue()
-    assert "batch size 1, 2, 4;" in out.getvalue()
+    result.print()
+    table = capsys.readouterr().out
+    assert "ratio to 1" in table
+    assert "batch size 1, 2, 4;" in table
 
 
 @pytest.mark.parametrize(
@@ -95,12 +94,13 @@ def test_no_size_is_named_without_a_comparison() -> None:
     assert largest_useful_size({size: [{"decode_tokens_per_s": None}] for size in (1, 2)}) == []
 
 
-def test_the_report_has_a_table_and_one_json_line(tiny_model_dir: TinyModel) -> None:
+def test_the_report_has_a_table_and_one_json_line(
+    tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture[str]
+) -> None:
     result = run_latency(config(tiny_model_dir, num_kv_blocks=20), OPTIONS)
-    out = io.StringIO()
-    result.print(file=out)
-    result.print(True, file=out)
-    *table, last = out.getvalue().splitlines()
+    result.print()
+    result.print(True)
+    *table, last = capsys.readouterr().out.splitlines()
     record = json.loads(last)
     assert record["benchmark"] == "latency"
     assert record["machine"] == result.machine.to_dict()
@@ -151,7 +151,7 @@ def test_errors_name_the_option(changes: dict[str, Any], problem: str) -> None:
         LatencyOptions(**changes)
 
 
-def test_the_command_prints_one_json_line(tiny_model_dir: TinyModel) -> None:
+def test_the_command_prints_one_json_line(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture[str]) -> None:
     batch = ["--input-len", "6", "--output-len", "3", "--batch-size", "2"]
     iterations = ["--num-iters", "2", "--num-iters-warmup", "0"]
     engine = ["--model", str(tiny_model_dir("llama")), "--num-kv-blocks", "40", "--num-threads", "1"]

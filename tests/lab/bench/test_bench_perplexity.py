@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -190,9 +191,9 @@ def test_unreadable_texts_are_rejected(tmp_path: Path) -> None:
 
 
 def printed(result: BenchmarkResult) -> tuple[str, dict[str, Any]]:
-    out = io.StringIO()
-    result.print(file=out)
-    result.print(True, file=out)
+    with redirect_stdout(io.StringIO()) as out:
+        result.print()
+        result.print(True)
     *table, line = out.getvalue().splitlines()
     return "\n".join(table), json.loads(line)
 

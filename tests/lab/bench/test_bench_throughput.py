@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -64,13 +63,14 @@ def test_arrivals_follow_the_request_rate(tiny_model_dir: TinyModel) -> None:
     assert 0 < (run["requests_per_s"] or 0) <= 5 / (4 / 20 * 0.95), "the last one arrives after four gaps"
 
 
-def test_the_report_has_a_table_and_one_json_line(tiny_model_dir: TinyModel, tmp_path: Path) -> None:
+def test_the_report_has_a_table_and_one_json_line(
+    tiny_model_dir: TinyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = tmp_path / "events.jsonl"
     result = run_throughput(config(tiny_model_dir, event_log=log), OPTIONS)
-    out = io.StringIO()
-    result.print(file=out)
-    result.print(True, file=out)
-    *table, last = out.getvalue().splitlines()
+    result.print()
+    result.print(True)
+    *table, last = capsys.readouterr().out.splitlines()
     record = json.loads(last)
     assert record["workload"]["input_len"] == "uniform:5..40"
     (system,) = record["systems"].values()

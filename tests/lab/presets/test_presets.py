@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,11 @@ MAX, POW2, ORACLE = "Orca (Max) = max", "Orca (Pow2) = pow2", "Orca (Oracle) = o
 PAGED = "vLLM = paged"
 
 
-def test_every_preset_is_listed_with_its_source() -> None:
+def test_every_preset_is_listed_with_its_source(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(preset.data["title"] and preset.data["source"] for preset in PRESETS.values())
-    out = io.StringIO()
-    print_presets(PRESETS.values(), out)
-    assert all(name in out.getvalue() for name in PRESETS)
+    print_presets(PRESETS.values())
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in PRESETS)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -137,13 +136,13 @@ def test_too_few_prompts_are_an_error() -> None:
         tally.value("batch")
 
 
-def test_output_has_constants_tables_notes_and_json() -> None:
-    preset, out = find_preset("vllm-fig3"), io.StringIO()
+def test_output_has_constants_tables_notes_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    preset = find_preset("vllm-fig3")
     results = preset.run(PresetOptions())
-    print_title(preset, out)
-    print_preset(preset, results, out)
-    print_preset(preset, results, out, as_json=True)
-    text = out.getvalue()
+    print_title(preset)
+    print_preset(preset, results)
+    print_preset(preset, results, as_json=True)
+    text = capsys.readouterr().out
     places = [
         text.index(part) for part in ("Slots reserved and never", "flops_efficiency", "published", "2,038", "- No")
     ]

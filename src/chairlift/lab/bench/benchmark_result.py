@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any, TextIO
+from typing import Any
 
 from rich.table import Table
 
@@ -104,9 +104,9 @@ class BenchmarkResult:
             "runs": [dict(run) for run in self.runs[name]],
         }
 
-    def print(self, as_json: bool = False, *lines: str, file: TextIO | None = None) -> None:
-        """Write the table and further lines, or the JSON line, to `file` (standard output if None)."""
-        print_report([self.table(), *lines], self.to_dict(), file, as_json)
+    def print(self, as_json: bool = False, *lines: str) -> None:
+        """Print the table and further lines, or the JSON line."""
+        print_report([self.table(), *lines], self.to_dict(), as_json)
 
     def table(self) -> Table:
         """A table of all metrics: a column for each of several systems, or the median and the range of a single one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, TextIO
+from typing import Any, ClassVar
 
 from rich.console import RenderableType
 
@@ -244,8 +244,8 @@ def _engine_rows(engine: EngineStarted, prefix: str = "") -> list[tuple[str, str
     return [(f"{prefix}policies", engine_policies(engine)), (f"{prefix}limits", engine_limits(engine))]
 
 
-def print_simulation(result: SimulationResult, file: TextIO | None = None, as_json: bool = False) -> None:
-    """Write the constants and the tables, or the JSON line, to `file` (standard output if None)."""
+def print_simulation(result: SimulationResult, as_json: bool = False) -> None:
+    """Print the constants and the tables, or the JSON line."""
     run, sim = result.run, result.result
     values = run.values()
     table = make_table(
@@ -259,4 +259,4 @@ def print_simulation(result: SimulationResult, file: TextIO | None = None, as_js
     if sim.rejected:
         rejected = counted(len(sim.rejected), "rejected request")
         parts.append(f"{rejected} can never fit; the first: {sim.rejected[0][1]}")
-    print_report(parts, result.to_dict(), file, as_json)
+    print_report(parts, result.to_dict(), as_json)

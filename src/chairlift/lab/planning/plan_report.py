@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TextIO
-
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -16,15 +14,15 @@ from chairlift.lab.tables import constants_table, make_table, number, print_repo
 from chairlift.worker.kv_cache_plan import KVCachePlan
 
 
-def print_plan(plan: DeploymentPlan, *, as_json: bool = False, file: TextIO | None = None) -> None:
-    """Write the report to `file` (standard output if None), as tables or as one JSON line."""
+def print_plan(plan: DeploymentPlan, *, as_json: bool = False) -> None:
+    """Print the report, as tables or as one JSON line."""
     parts: list[RenderableType] = [_memory_table(plan), _fit_table(plan)]
     if plan.speed is not None:
         parts += [constants_table(plan.speed.constants), _speed_table(plan.speed)]
     fits = [policy.fit for policy in plan.policies]
     errors = [f"{fit.pool.name}: {fit.error}" for fit in fits if fit.error is not None]
     parts += [f"- {note}" for note in [*errors, *plan.notes]]
-    print_report([*parts, Text(plan.serve, style="bold")], plan.to_dict(), file, as_json)
+    print_report([*parts, Text(plan.serve, style="bold")], plan.to_dict(), as_json)
 
 
 def _memory_table(plan: DeploymentPlan) -> Table:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -135,18 +135,18 @@ def find_preset(name: str) -> Preset:
     return PRESETS[name]
 
 
-def print_presets(presets: Iterable[Preset], file: TextIO | None = None) -> None:
+def print_presets(presets: Iterable[Preset]) -> None:
     """Print the name, title and source of each preset."""
     rows = [[preset.name, preset.data["title"], preset.data["source"]] for preset in presets]
-    print_parts([make_table("Presets", ["name", "title", "source"], rows=rows, justify="left")], file)
+    print_parts([make_table("Presets", ["name", "title", "source"], rows=rows, justify="left")])
 
 
-def print_title(preset: Preset, file: TextIO | None = None) -> None:
+def print_title(preset: Preset) -> None:
     """Print what was published, and where."""
-    print_parts([Text(f"{preset.data['title']} ({preset.data['source']})", style="bold")], file)
+    print_parts([Text(f"{preset.data['title']} ({preset.data['source']})", style="bold")])
 
 
-def print_preset(preset: Preset, results: list[StudyResult], file: TextIO | None = None, as_json: bool = False) -> None:
+def print_preset(preset: Preset, results: list[StudyResult], as_json: bool = False) -> None:
     """Print the constants, the tables and the notes, or one line of JSON."""
     constants = dict(pair for result in results for pair in result.study.constants())
     parts: list[RenderableType] = [
@@ -155,4 +155,4 @@ def print_preset(preset: Preset, results: list[StudyResult], file: TextIO | None
         *(f"- {note}" for note in preset.data["notes"]),
     ]
     record = {"preset": preset.name, "constants": constants, "studies": [result.to_dict() for result in results]}
-    print_report(parts, record, file, as_json)
+    print_report(parts, record, as_json)
