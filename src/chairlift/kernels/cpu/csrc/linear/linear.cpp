@@ -406,17 +406,22 @@ Linear::PrefetchRange Linear::first_weights(int64_t rows, int64_t range, int64_t
 // weights in the caches. Consecutive tiles have consecutive stripes.
 struct Linear::Tiling {
   static constexpr int64_t kActivationBytes = 256 << 10;
+  // The blocks of a tile, at least, where each thread has kThreadTiles or more of them: to read and unpack weights again
+  // for fewer rows takes longer than to read rows with many inputs from beyond the second-level cache.
+  static constexpr int64_t kSharingBlocks = 48, kThreadTiles = 4;
 
   Tiling(const Linear& linear, const Activations& activations, bool is_gate)
       : is_gate(is_gate),
         at_once(activations.kernel.tile_stripes),
-        blocks_at_once(even_part(activations.num_blocks, most_blocks(activations))),
         stripe_tiles(is_gate ? divide_up(linear.out_features() / 2, at_once * kStripe) : linear.num_stripe_tiles(at_once)),
+        blocks_at_once(even_part(activations.num_blocks, most_blocks(activations))),
         num_tiles(stripe_tiles * divide_up(activations.num_blocks, blocks_at_once)) {}
 
-  static int64_t most_blocks(const Activations& activations) {
+  int64_t most_blocks(const Activations& activations) const {
     const auto row_blocks = activations.kernel.row_blocks;
-    return row_blocks ? row_blocks(activations.values_bytes) : kActivationBytes / activations.block_bytes;
+    if (row_blocks) return row_blocks(activations.values_bytes);
+    const int64_t least = stripe_tiles < kThreadTiles * Pool::get().num_threads() ? 1 : kSharingBlocks;
+    return std::max(least, kActivationBytes / activations.block_bytes);
   }
 
   // The size of nearly equal parts of n, each at most `most` (but at least one).
@@ -432,7 +437,7 @@ struct Linear::Tiling {
 
   bool is_gate;  // whether tiles have stripes of the gate, which is the first half of the outputs
   int64_t at_once;  // stripes of a tile
-  int64_t blocks_at_once, stripe_tiles, num_tiles;
+  int64_t stripe_tiles, blocks_at_once, num_tiles;
 };
 
 namespace {

@@ -171,7 +171,7 @@ struct ProductKernel {
   void (*multiply_unpacked)(const StripeTask& task) = nullptr;
   // The blocks of rows of a task, at most: kMaxBlocks or fewer, which share the weights in the caches.
   int max_blocks = 1;
-  // The number of blocks of a tile, by the bytes of the values of a block. Null: as many as fit kActivationBytes.
+  // The number of blocks of a tile, by the bytes of the values of a block. Null: see Linear::Tiling.
   int64_t (*row_blocks)(int64_t block_bytes) = nullptr;
   // Called by each thread before the first task and after the last one of a job, or null.
   void (*begin)() = nullptr;

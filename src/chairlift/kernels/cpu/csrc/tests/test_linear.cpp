@@ -291,6 +291,7 @@ void check_many_rows(Random& random) {
                    random);
   }
   set_cache_sizes({});
+  check_case({WeightFormat::q4_0, Prologue::none, 200, 1024, 210, false, false}, random);  // two tiles of 25 blocks of rows
 }
 
 // The orders of loops that were measured on a CPU with these caches.
