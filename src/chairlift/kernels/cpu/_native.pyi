@@ -248,7 +248,7 @@ class FusedLinear:
             x_ptr: float32 [num_rows, in_features] of this layer.
             x_stride: The distance between rows of x, in floats.
             num_rows: The number of rows.
-            inner_ptr: float32 [num_rows, in_features of down], overwritten.
+            inner_ptr: float32 [num_rows, in_features of down], which may be overwritten.
             inner_stride: The distance between rows of inner, in floats.
             out_ptr: float32 [num_rows, out_features of down], without overlap with the others.
             out_stride: The distance between rows of out, in floats.

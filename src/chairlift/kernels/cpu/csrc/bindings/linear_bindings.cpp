@@ -79,12 +79,10 @@ void call(const Linear& linear, uintptr_t x, int64_t x_stride, int64_t rows, uin
 
 void feed(const Linear& up, const Linear& down, uintptr_t x, int64_t x_stride, int64_t rows, uintptr_t inner,
           int64_t inner_stride, uintptr_t out, int64_t out_stride, bool add) {
-  auto* const between = reinterpret_cast<float*>(inner);
-  record(up, [&up, &down, x = reinterpret_cast<const float*>(x), x_stride, rows, between, inner_stride](const Linear*) {
-    up.feed(down, x, x_stride, rows, between, inner_stride);
+  record(up, [&up, &down, x = reinterpret_cast<const float*>(x), x_stride, rows, inner = reinterpret_cast<float*>(inner),
+              inner_stride, out = reinterpret_cast<float*>(out), out_stride, add](const Linear* next) {
+    up.feed(down, x, x_stride, rows, inner, inner_stride, out, out_stride, add, next);
   });
-  record(down, [&down, between, inner_stride, rows, out = reinterpret_cast<float*>(out), out_stride,
-                add](const Linear* next) { down.finish(between, inner_stride, rows, out, out_stride, add, next); });
 }
 
 }  // namespace
@@ -229,7 +227,7 @@ Args:
     x_ptr: float32 [num_rows, in_features] of this layer.
     x_stride: The distance between rows of x, in floats.
     num_rows: The number of rows.
-    inner_ptr: float32 [num_rows, in_features of down], overwritten.
+    inner_ptr: float32 [num_rows, in_features of down], which may be overwritten.
     inner_stride: The distance between rows of inner, in floats.
     out_ptr: float32 [num_rows, out_features of down], without overlap with the others.
     out_stride: The distance between rows of out, in floats.

@@ -10,6 +10,7 @@
 #include "runtime/reusable_memory.h"
 #include "runtime/pool.h"
 #include "runtime/prefetch.h"
+#include "simd/tile_products.h"
 
 namespace chairlift {
 
@@ -24,10 +25,14 @@ struct Linear::Call {
   bool add;
   const int32_t* row_ids;
   const Linear* fed = nullptr;  // the layer whose gated prologue is computed with the outputs, or null
-  bool has_prologue = true;     // whether rows are given to the prologue of this layer
+  const Activations* fed_activations = nullptr;  // those of the fed layer if the outputs are converted to them, or null
+  bool has_prologue = true;                      // whether rows are given to the prologue of this layer
+  const Activations* prepared = nullptr;         // the activations if they are complete, or null
 };
 
 namespace {
+
+constexpr int64_t kRowsAtOnce = 4;  // prepared by a thread at a time, or a multiple of them
 
 const ProductKernel& kernel_of(const PackedMatrix& matrix, int64_t rows) {
   const LinearTiles& tiles = isa().linear;
@@ -49,10 +54,11 @@ struct Linear::Activations {
         has_row_scale(chairlift::has_row_scale(linear.parts_[0]->format())),
         rows(rows),
         padded_inputs(linear.parts_[0]->padded_inputs()),
-        num_blocks(divide_up(rows, kernel.block_rows)) {
-    const int64_t tile_inputs = kernel.layout == ActivationLayout::byte_tiles ? 64 : 1;
-    const int64_t value_bytes = is_integer ? 1 : is_bf16(kernel.layout) ? 2 : 4;
-    values_bytes = round_up(padded_inputs, tile_inputs) * kernel.block_rows * value_bytes;
+        num_blocks(divide_up(rows, kernel.block_rows)),
+        rows_at_once(rows < kMinManyRows || has_lines(kernel.layout) ? kRowsAtOnce : kernel.block_rows),
+        value_bytes(is_integer ? 1 : is_bf16(kernel.layout) ? 2 : 4),
+        row_bytes(round_up(padded_inputs * value_bytes, has_lines(kernel.layout) ? kTileRowBytes : 1)) {
+    values_bytes = row_bytes * kernel.block_rows;
     scales_bytes = is_integer ? (has_row_scale ? 1 : padded_inputs / kGroup) * kernel.block_rows * 4 : 0;
     const bool has_halves = std::any_of(linear.parts_.begin(), linear.parts_.end(), [](const auto& part) {
       return is_grouped(part->format()) && group_format(part->format()).group < kGroup;
@@ -101,6 +107,28 @@ struct Linear::Activations {
     return block;
   }
 
+  // The distance of rows in scratch memory, so that their columns are not in the same set of the first-level cache.
+  int64_t scratch_row_bytes() const { return row_bytes + kTileRowBytes; }
+
+  // Copies `count` inputs of rows of a block, from input `first` on, to their places. The rows are in the type of the
+  // layout, `stride` bytes apart. first_row: a multiple of four. Rows of words are copied by four, of which the last may be
+  // behind num_rows.
+  void place(const uint8_t* from, int64_t stride, int64_t first_row, int64_t num_rows, int64_t first, int64_t count) const {
+    const int64_t row = first_row % kernel.block_rows, start = first * value_bytes, end = start + count * value_bytes;
+    uint8_t* const values = data + first_row / kernel.block_rows * block_bytes;
+    if (!has_lines(kernel.layout))
+      return tiles.interleave_words(from, stride, static_cast<int>(num_rows), (end - start) / 4, kernel.block_rows,
+                                    values + start * kernel.block_rows + row * 4);
+    for (int64_t r = 0; r < num_rows; ++r)
+      for (int64_t at = start, next; at < end; at = next) {
+        next = std::min(round_up(at + 1, kTileRowBytes), end);
+        uint8_t* const line = values + (at / kTileRowBytes * kernel.block_rows + row + r) * kTileRowBytes;
+        const uint8_t* const source = from + r * stride + at - start;
+        if (next - at == kTileRowBytes) std::memcpy(line, source, kTileRowBytes);  // without a call
+        else std::memcpy(line + at % kTileRowBytes, source, static_cast<size_t>(next - at));
+      }
+  }
+
   bool is_tiled() const { return kernel.layout == ActivationLayout::byte_tiles; }
   // Whether outliers remain in the lists of the rows, except at chosen inputs.
   bool has_channels() const { return is_tiled() && has_row_scale; }
@@ -118,7 +146,9 @@ struct Linear::Activations {
   const LinearTiles& tiles;
   const ProductKernel& kernel;
   bool is_integer, has_row_scale;
-  int64_t rows, padded_inputs, num_blocks, values_bytes, scales_bytes, halves_bytes = 0, block_bytes;
+  int64_t rows, padded_inputs, num_blocks;
+  int64_t rows_at_once;  // prepared by one thread: not less than share a cache line of the values
+  int64_t value_bytes, row_bytes, values_bytes, scales_bytes, halves_bytes = 0, block_bytes;
   int64_t max_outliers = 0, outlier_bytes = 0, list_bytes = 0, channel_bytes = 0;
   uint8_t* data = nullptr;
 };
@@ -187,92 +217,84 @@ float outlier_after(Prologue prologue, bool has_row_scale) {
   }
 }
 
-// The rows that a thread prepares at a time.
-constexpr int64_t kRowsAtOnce = 4;
-
-// The scratch memory of a thread that prepares rows: a row, the same row before its inputs are reordered, all rows in
-// bytes, and for the outliers of a block a bit and an index for each entry.
+// The scratch memory of a thread that prepares rows: a row, the same row before its inputs are reordered, for the outliers
+// of a block a bit and an index for each entry, and the rows in the type of the layout.
 struct PrepareScratch {
   PrepareScratch(uint8_t* memory, int64_t padded_inputs)
       : row(reinterpret_cast<float*>(memory)),
         computed(row + padded_inputs),
         has_outlier(reinterpret_cast<uint64_t*>(computed + padded_inputs)),
         indices(reinterpret_cast<int32_t*>(has_outlier + divide_up(padded_inputs, 64))),
-        steps(reinterpret_cast<int8_t*>(indices + padded_inputs)) {}
+        values(reinterpret_cast<uint8_t*>(indices + padded_inputs)) {}
 
-  static size_t num_bytes(int64_t padded_inputs) {
-    return static_cast<size_t>(round_up(padded_inputs * (12 + kRowsAtOnce) + divide_up(padded_inputs, 64) * 8, 64));
+  static size_t num_bytes(int64_t padded_inputs, int64_t value_bytes) {
+    return static_cast<size_t>(round_up(padded_inputs * 12 + divide_up(padded_inputs, 64) * 8 + value_bytes, 64));
   }
 
   float* row;
   float* computed;
   uint64_t* has_outlier;
   int32_t* indices;
-  int8_t* steps;
+  uint8_t* values;
 };
-
-// Copies the steps of a row to the values of its block in the layout `byte_tiles`.
-void tile_steps(const int8_t* steps, int64_t padded_inputs, int64_t row, int64_t block_rows, int8_t* values) {
-  for (int64_t k = 0; k < padded_inputs; k += 64) {
-    int8_t* const line = values + (k / 64 * block_rows + row) * 64;
-    const int64_t count = std::min<int64_t>(64, padded_inputs - k);
-    std::memcpy(line, steps + k, static_cast<size_t>(count));
-    if (count < 64) std::memset(line + count, 0, static_cast<size_t>(64 - count));
-  }
-}
 
 }  // namespace
 
-// Computes the prologue of up to kRowsAtOnce rows of one block, and writes the result in the layout that products read.
+// Computes the prologue of up to rows_at_once rows of one block, and writes the result in the layout that products read.
 void Linear::prepare(const Call& call, const Activations& activations, int64_t first, uint8_t* memory) const {
   const LinearTiles& tiles = activations.tiles;
   const ProductKernel& kernel = activations.kernel;
   const int64_t inputs = parts_[0]->in_features(), padded = activations.padded_inputs;
+  const int64_t row_bytes = activations.row_bytes, stride = activations.scratch_row_bytes();
+  int64_t num_rows = std::min(activations.rows_at_once, call.rows - first);
   const ActivationBlock to = activations.block(first / kernel.block_rows);
-  auto* const values = static_cast<int8_t*>(const_cast<void*>(to.values));
   const std::vector<int32_t>& order = parts_[0]->input_order();
   PrologueArgs args = prologue_args();
   if (!call.has_prologue) args.kind = Prologue::none;
   const PrepareScratch scratch(memory, padded);
-  const bool is_partial = first + kRowsAtOnce > call.rows;
-  if (is_partial && call.rows > kRowsAtOnce && kernel.layout == ActivationLayout::bytes && !activations.has_row_scale) {
+  const auto quantize = activations.has_row_scale ? tiles.quantize_row : tiles.quantize_groups;
+  const bool is_read_in_place = args.kind == Prologue::none && order.empty() && inputs == padded;
+  const int64_t end = first + num_rows;
+  if (num_rows < activations.rows_at_once && call.rows > kRowsAtOnce && kernel.layout == ActivationLayout::bytes && !activations.has_row_scale) {
     // Products of unpacked grouped weights compute whole blocks, so the missing rows must have values too.
     const int64_t scale_bytes = 3 * activations.scales_bytes + activations.halves_bytes;
     std::memset(const_cast<float*>(to.scale), 0, static_cast<size_t>(scale_bytes));
-    std::memset(scratch.steps, 0, static_cast<size_t>(kRowsAtOnce * padded));
+    num_rows = activations.rows_at_once;
+    std::memset(scratch.values, 0, static_cast<size_t>(num_rows * stride));
   }
-  const auto quantize = activations.has_row_scale ? tiles.quantize_row : tiles.quantize_groups;
-  for (int64_t r = first; r < std::min(first + kRowsAtOnce, call.rows); ++r) {
-    const float* const row = call.row(r);
-    tiles.prologue(args, row, r + 1 < call.rows ? call.row(r + 1) : row, inputs,
-                   order.empty() ? scratch.row : scratch.computed);
-    for (size_t i = 0; i < order.size(); ++i) scratch.row[i] = scratch.computed[order[i]];
-    for (int64_t i = inputs; i < padded; ++i) scratch.row[i] = 0;
+  for (int64_t r = first; r < end; ++r) {
+    const float *row = call.row(r), *const next = r + 1 < call.rows ? call.row(r + 1) : row;
+    if (!is_read_in_place) {
+      tiles.prologue(args, row, next, inputs, order.empty() ? scratch.row : scratch.computed);
+      for (size_t i = 0; i < order.size(); ++i) scratch.row[i] = scratch.computed[order[i]];
+      for (int64_t i = inputs; i < padded; ++i) scratch.row[i] = 0;
+      row = scratch.row;
+    }
+    uint8_t* const values = scratch.values + (r - first) * stride;
+    if (kernel.convert) {
+      kernel.convert(row, padded, values);
+      continue;
+    }
+    std::memset(values + padded, 0, static_cast<size_t>(row_bytes - padded));
     OutlierList outliers;
-    const RowTarget target = {values,
-                              const_cast<float*>(to.scale),
+    const RowTarget target = {const_cast<float*>(to.scale),
                               const_cast<int32_t*>(to.correction),
                               const_cast<void*>(to.sum),
                               const_cast<int32_t*>(to.half_correction),
                               static_cast<int>(r % kernel.block_rows),
                               kernel.block_rows,
                               outlier_after(prologue_, activations.has_row_scale),
-                              &outliers};
-    if (kernel.interleave) {
-      kernel.interleave(scratch.row, padded, target);
-      continue;
-    }
+                              &outliers,
+                              is_read_in_place ? next : row};
     int32_t* const list = activations.row_outliers(r);
     outliers.entries = list + 1;
     outliers.values = reinterpret_cast<uint32_t*>(list + 1 + max_row_outliers(padded));
-    int8_t* const steps = scratch.steps + (r - first) * padded;
-    quantize(scratch.row, padded, steps, target);
+    quantize(row, padded, reinterpret_cast<int8_t*>(values), target);
     *list = outliers.count;
-    if (kernel.layout == ActivationLayout::byte_tiles) tile_steps(steps, padded, target.row, kernel.block_rows, values);
   }
-  if (kernel.layout != ActivationLayout::bytes) return;
-  tiles.interleave_steps(scratch.steps, padded, kernel.block_rows, values + first % kernel.block_rows * 4);
-  if (!activations.has_row_scale) merge_outliers(call, activations, first / kernel.block_rows, memory);
+  activations.place(scratch.values, stride, first, num_rows, 0, row_bytes / activations.value_bytes);
+  if (kernel.layout == ActivationLayout::bytes && !activations.has_row_scale)
+    merge_outliers(call, activations, first / kernel.block_rows, memory);
 }
 
 // Merges the outliers of the rows of a block in front of grouped weights, after all of them have been prepared.
@@ -516,7 +538,8 @@ void Linear::multiply_stripes(const Product& product, const Activations& activat
   }
 }
 
-// Computes a tile of the call. If a gated prologue follows, the outputs of gate and up are next to each other in `outputs`.
+// Computes a tile of the call. If a gated prologue follows, it is computed from the outputs of gate and then of up in
+// `outputs`, and the result is converted to the activations of the fed layer if the call has them.
 void Linear::multiply(const Call& call, const Activations& activations, const Tiling& tiling, int64_t tile,
                       const PrefetchRange& next, uint8_t* memory, float* outputs) const {
   const int64_t first_block = tiling.first_block(tile), first_row = first_block * activations.kernel.block_rows;
@@ -531,16 +554,25 @@ void Linear::multiply(const Call& call, const Activations& activations, const Ti
     return multiply_stripes({stripes, next, out, call.out_stride, std::min(columns, left), num_rows, call.add},
                             activations, first_block, last_block, memory);
   }
-  const int64_t width = 2 * columns;
   const Stripes up = up_of(stripes);
-  multiply_stripes({stripes, up.weights(), outputs, width, columns, num_rows, false}, activations, first_block, last_block,
+  float* const of_up = outputs + num_rows * columns;
+  multiply_stripes({stripes, up.weights(), outputs, columns, columns, num_rows, false}, activations, first_block, last_block,
                    memory);
-  multiply_stripes({up, next, outputs + columns, width, columns, num_rows, false}, activations, first_block, last_block,
-                   memory);
-  const PrologueArgs args = call.fed->prologue_args();
-  for (int64_t row = 0; row < num_rows; ++row)
-    activations.tiles.prologue(args, outputs + row * width, outputs + std::min(row + 1, num_rows - 1) * width, columns,
-                               out + row * call.out_stride);
+  multiply_stripes({up, next, of_up, columns, columns, num_rows, false}, activations, first_block, last_block, memory);
+  activations.tiles.prologue(call.fed->prologue_args(), outputs, outputs, num_rows * columns, outputs);
+  if (!call.fed_activations) {
+    for (int64_t row = 0; row < num_rows; ++row)
+      std::memcpy(out + row * call.out_stride, outputs + row * columns, static_cast<size_t>(columns) * 4);
+    return;
+  }
+  const Activations& to = *call.fed_activations;
+  auto* const converted = reinterpret_cast<uint8_t*>(of_up);
+  to.kernel.convert(outputs, num_rows * columns, converted);
+  for (int64_t row = 0, count; row < num_rows; row += count) {
+    count = std::min(to.rows_at_once - (first_row + row) % to.rows_at_once, num_rows - row);
+    const int64_t stride = columns * to.value_bytes;
+    to.place(converted + row * stride, stride, first_row + row, count, column, columns);
+  }
 }
 
 void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride, bool add,
@@ -554,15 +586,19 @@ bool Linear::can_feed(const Linear& down) const {
          (parts_.size() == 1 || (parts_.size() == 2 && parts_[0]->out_features() == inner));
 }
 
-void Linear::feed(const Linear& down, const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride,
-                  const int32_t* row_ids) const {
+void Linear::feed(const Linear& down, const float* x, int64_t x_stride, int64_t rows, float* inner, int64_t inner_stride,
+                  float* out, int64_t out_stride, bool add, const Linear* next, const int32_t* row_ids) const {
+  thread_local ReusableMemory converted;
   if (!can_feed(down)) throw std::invalid_argument("the outputs must be gate and up of the gated prologue of `down`");
-  run({x, x_stride, rows, out, out_stride, false, row_ids, &down}, &down);
-}
-
-void Linear::finish(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride, bool add,
-                    const Linear* next) const {
-  run({x, x_stride, rows, out, out_stride, add, nullptr, nullptr, false}, next);
+  if (rows <= 0) return;
+  Activations activations(down, rows);
+  // Integers need the largest value of a row before any value can be converted.
+  const bool converts = activations.kernel.convert && down.in_features() == activations.padded_inputs &&
+                        down.parts_[0]->input_order().empty();
+  if (converts) activations.data = static_cast<uint8_t*>(converted.get(activations.num_bytes()));
+  const Activations* const between = converts ? &activations : nullptr;
+  run({x, x_stride, rows, inner, inner_stride, false, row_ids, &down, between}, &down);
+  down.run({inner, inner_stride, rows, out, out_stride, add, nullptr, nullptr, nullptr, false, between}, next);
 }
 
 // A few rows are prepared by every thread separately, because waiting for another thread would take as long. More rows
@@ -573,25 +609,27 @@ void Linear::run(const Call& call, const Linear* next) const {
   if (rows <= 0) return;
   const Activations layout(*this, rows);
   const Tiling tiling(*this, layout, call.fed != nullptr);
-  const bool is_shared = rows > kRowsAtOnce;
+  const bool is_shared = rows > kRowsAtOnce && !call.prepared;
   auto* const memory = is_shared ? static_cast<uint8_t*>(shared.get(layout.num_bytes())) : nullptr;
-  const size_t prepare_bytes = PrepareScratch::num_bytes(layout.padded_inputs);
+  const size_t prepare_bytes =
+      call.prepared ? 0 : PrepareScratch::num_bytes(layout.padded_inputs, layout.rows_at_once * layout.scratch_row_bytes());
   size_t tile_bytes = 0;
   for (const auto& part : parts_)
     tile_bytes = std::max(tile_bytes, TileStripes::num_bytes(*part, kernel_of(*part, rows), tiling.blocks_at_once));
-  const size_t activation_bytes = is_shared ? 0 : static_cast<size_t>(round_up(static_cast<int64_t>(layout.num_bytes()), 64));
+  const size_t activation_bytes = is_shared || call.prepared ? 0 : static_cast<size_t>(round_up(static_cast<int64_t>(layout.num_bytes()), 64));
   const int64_t output_rows = tiling.blocks_at_once * layout.kernel.block_rows;
   const size_t output_bytes = call.fed ? static_cast<size_t>(output_rows * layout.kernel.tile_stripes * kStripe * 8) : 0;
   const size_t scratch_bytes = prepare_bytes + activation_bytes + tile_bytes + output_bytes;
   Pool& pool = Pool::get();
   Ranges tiles(pool, tiling.num_tiles);
   const bool has_channels = is_shared && layout.has_channels();
-  SharedTasks preparations(divide_up(rows, kRowsAtOnce)), choices(has_channels), merges(layout.is_tiled() ? layout.num_blocks : 0);
+  SharedTasks preparations(divide_up(rows, layout.rows_at_once)), choices(has_channels), merges(layout.is_tiled() ? layout.num_blocks : 0);
   pool.run(tiles.count(), [&](int64_t range, int worker) {
     // Allocation may throw, so it precedes the wait for other threads.
     auto* const scratch = static_cast<uint8_t*>(pool.scratch(worker, scratch_bytes));
-    const Activations activations = layout.in(is_shared ? memory : scratch + prepare_bytes);
-    const auto prepare_rows = [&](int64_t i) { prepare(call, activations, i * kRowsAtOnce, scratch); };
+    const Activations activations =
+        call.prepared ? *call.prepared : layout.in(is_shared ? memory : scratch + prepare_bytes);
+    const auto prepare_rows = [&](int64_t i) { prepare(call, activations, i * layout.rows_at_once, scratch); };
     first_weights(rows, range, tiles.count()).prefetch();
     if (is_shared) {
       preparations.run(prepare_rows);
@@ -600,7 +638,7 @@ void Linear::run(const Call& call, const Linear* next) const {
         if (has_channels) move_to_channels(call, activations, block);
         else merge_outliers(call, activations, block, scratch);
       });
-    } else {
+    } else if (!call.prepared) {
       prepare_rows(0);
       if (layout.has_channels()) activations.channels()->count = 0;
     }

@@ -35,13 +35,11 @@ class Linear {
 
   // Whether `feed` can compute the gated prologue of `down` with the outputs: gate and up have whole stripes.
   bool can_feed(const Linear& down) const;
-  // Computes the input of the product of `down`, whose prologue is gated: out [rows, out_features / 2]. The outputs of
-  // gate and up remain in the caches; the bits are those of a prologue of their rows.
-  void feed(const Linear& down, const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride,
-            const int32_t* row_ids = nullptr) const;
-  // The layer without its gated prologue, for the rows [rows, in_features] of `feed`.
-  void finish(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride, bool add,
-              const Linear* next = nullptr) const;
+  // Computes this layer and then `down`, whose prologue is gated. The outputs of gate and up remain in the caches; the bits
+  // are those of a prologue of their rows. inner: [rows, in_features of down], which may be overwritten; out: [rows,
+  // out_features of down].
+  void feed(const Linear& down, const float* x, int64_t x_stride, int64_t rows, float* inner, int64_t inner_stride, float* out,
+            int64_t out_stride, bool add, const Linear* next = nullptr, const int32_t* row_ids = nullptr) const;
 
  private:
   struct Activations;

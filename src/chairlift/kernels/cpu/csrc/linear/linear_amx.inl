@@ -140,13 +140,6 @@ static void multiply_bf16_tiles(const StripeTask& task) {
   });
 }
 
-// Rounds a row to bfloat16 in the layout `bf16_tiles`.
-static void interleave_bf16(const float* y, int64_t padded_inputs, const RowTarget& target) {
-  auto* out = static_cast<uint16_t*>(target.values) + target.row * kTileBf16Inputs;
-  for (int64_t k = 0; k < padded_inputs; k += kTileBf16Inputs, out += kBlockTileBytes / 2)
-    for (int64_t i = 0; i < kTileBf16Inputs; i += kLanes) store_bf16(out + i, load(y + k + i));
-}
-
 // --- int8 -----------------------------------------------------------------------------------------------------------
 
 // The weights of the inputs that are outliers in many rows, as a tile of each stripe.
@@ -259,7 +252,7 @@ static ProductKernel tiled_kernel(ActivationLayout layout, void (*multiply)(cons
   share_tiles(kernel);
   kernel.begin = [] { Tiles::configure(); };
   kernel.end = Tiles::release;
-  if (layout == ActivationLayout::bf16_tiles) kernel.interleave = interleave_bf16;
+  if (layout == ActivationLayout::bf16_tiles) kernel.convert = round_bf16;
   return kernel;
 }
 

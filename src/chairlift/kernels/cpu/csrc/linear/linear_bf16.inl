@@ -29,16 +29,6 @@ struct WidePairs {
   }
 };
 
-// Rounds a row to bfloat16 in the layout `bf16_pairs`.
-static void interleave_pairs(const float* y, int64_t padded_inputs, const RowTarget& target) {
-  auto* out = static_cast<uint8_t*>(target.values) + target.row * kWordBytes;
-  for (int64_t k = 0; k < padded_inputs; k += kGroup) {
-    uint16_t rounded[kGroup];
-    for (int i = 0; i < kGroup; i += kLanes) store_bf16(rounded + i, load(y + k + i));
-    for (int i = 0; i < kGroup; i += 2, out += kWideWordBytes) __builtin_memcpy(out, rounded + i, kWordBytes);
-  }
-}
-
 constexpr int kChains = 10;  // enough to hide the latency
 
 static int32_t dot_bf16_rounds(int64_t rounds) {

@@ -190,6 +190,11 @@ static inline void multiply_bf16(const StripeTask& task, int column, Ahead& ahea
   }
 }
 
+// Rounds `count` values, a multiple of kStripe, to bfloat16.
+static inline void round_bf16(const float* y, int64_t count, void* out) {
+  for (int64_t i = 0; i < count; i += kLanes) store_bf16(static_cast<uint16_t*>(out) + i, load(y + i));
+}
+
 static inline void put(const StripeTask& task, int row, int column, F y) {
   const int count = task.num_columns - column < kLanes ? task.num_columns - column : kLanes;
   if (count <= 0) return;

@@ -55,6 +55,10 @@ enum class ActivationLayout { bytes, byte_tiles, floats, bf16_pairs, bf16_tiles 
 constexpr bool is_bf16(ActivationLayout layout) {
   return layout == ActivationLayout::bf16_pairs || layout == ActivationLayout::bf16_tiles;
 }
+// Whether a row of a block is lines of 64 bytes. In other layouts it is words of four bytes.
+constexpr bool has_lines(ActivationLayout layout) {
+  return layout == ActivationLayout::byte_tiles || layout == ActivationLayout::bf16_tiles;
+}
 
 struct ActivationBlock {
   const void* values;
@@ -142,10 +146,8 @@ struct OutlierList {
   uint32_t* values;  // the four bytes of a float, or of a quad
 };
 
-// The destination of the activations of a row: the arrays of its block (`values` for float formats only), its index and
-// its outliers.
+// The destination of the scales of a row of integers: the arrays of its block, its index and its outliers.
 struct RowTarget {
-  void* values;
   float* scale;
   int32_t* correction;
   void* sum;
@@ -153,6 +155,7 @@ struct RowTarget {
   int row, block_rows;
   float outlier;  // the threshold of outliers, in multiples of the mean magnitude of their group or row
   OutlierList* outliers;
+  const float* next;  // a row to be prefetched
 };
 
 constexpr int kMaxBlocks = 16;  // of rows that share weights in the caches
@@ -162,8 +165,8 @@ struct ProductKernel {
   int block_rows, tile_stripes;
   ActivationLayout layout;
   void (*multiply)(const StripeTask& task);
-  // Copies a row of floats to the values of a block; null where the layout has bytes.
-  void (*interleave)(const float* y, int64_t padded_inputs, const RowTarget& target) = nullptr;
+  // Converts values of a row to those of the layout; null where these are bytes, which have scales.
+  void (*convert)(const float* y, int64_t count, void* out) = nullptr;
   // The same product from unpacked stripes, for tiles of at least min_unpacked_blocks blocks of rows. Null if stripes of
   // this format are never unpacked; `multiply` is null if they always are.
   int min_unpacked_blocks = 0;
@@ -192,9 +195,10 @@ struct LinearTiles {
   // Quantizes y [padded_inputs] to one byte of `steps` per input, with scales for groups or one for the row.
   void (*quantize_groups)(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target);
   void (*quantize_row)(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target);
-  // Copies the steps of four rows of a block, padded_inputs apart, to `values`, the place of the first of
-  // these rows in the layout `bytes`.
-  void (*interleave_steps)(const int8_t* steps, int64_t padded_inputs, int block_rows, int8_t* values);
+  // Copies words of rows, row_bytes apart, to `values`, the place of the first one in a block. Both numbers are multiples of
+  // four, or num_rows is rounded up to one.
+  void (*interleave_words)(const uint8_t* rows, int64_t row_bytes, int num_rows, int64_t num_words, int block_rows,
+                           uint8_t* values);
   // Products with the same bits for calls with many rows, or kernels without functions.
   ProductKernel of_many_rows[kNumWeightFormats] = {};
 };

@@ -13,7 +13,7 @@ template <WeightFormat kFormat>
 static constexpr ProductKernel product_kernel() {
   if constexpr (is_grouped(kFormat)) return grouped_kernel<kFormat>();
   if (is_integer(kFormat)) return {kBlockRows, kTileStripes, ActivationLayout::bytes, multiply<kFormat>};
-  return {kBlockRows, kTileStripes, ActivationLayout::floats, multiply<kFormat>, interleave};
+  return {kBlockRows, kTileStripes, ActivationLayout::floats, multiply<kFormat>, copy_floats};
 }
 
 template <int... kFormats>
@@ -22,7 +22,7 @@ static constexpr void set_products(LinearTiles& tiles, std::integer_sequence<int
 }
 
 static constexpr LinearTiles linear_tiles() {
-  LinearTiles tiles = {{}, prologue, add_branch, multiply_by_gate, quantize_groups, quantize_row, interleave_steps};
+  LinearTiles tiles = {{}, prologue, add_branch, multiply_by_gate, quantize_groups, quantize_row, interleave_words};
   set_products(tiles, std::make_integer_sequence<int, kNumWeightFormats>());
   return tiles;
 }

@@ -193,8 +193,8 @@ void Mixture::operator()(const float* x, int64_t x_stride, int64_t rows, float* 
     if (count == 0) continue;
     const Expert& layers = experts_[static_cast<size_t>(expert)];
     if (layers.up->can_feed(*layers.down)) {
-      layers.up->feed(*layers.down, x, x_stride, count, inner, inner_size_, groups.rows + first);
-      layers.down->finish(inner, inner_size_, count, outer, size, false, next_layer(groups, expert));
+      layers.up->feed(*layers.down, x, x_stride, count, inner, inner_size_, outer, size, false,
+                      next_layer(groups, expert), groups.rows + first);
     } else {
       (*layers.up)(x, x_stride, count, inner, inner_size_, false, layers.down.get(), groups.rows + first);
       (*layers.down)(inner, inner_size_, count, outer, size, false, next_layer(groups, expert));

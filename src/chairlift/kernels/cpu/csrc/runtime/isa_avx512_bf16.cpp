@@ -17,7 +17,7 @@ const IsaTable& table() {
     changed.name = "avx512-bf16";
     ProductKernel& kernel = changed.linear.products[static_cast<int>(WeightFormat::bf16)];
     kernel = wide_kernel<WidePairs>(ActivationLayout::bf16_pairs);
-    kernel.interleave = interleave_pairs;
+    kernel.convert = round_bf16;
     changed.attention.prepare = attention::prepare_tiled;
     changed.attention.attend = attention::attend_tiled<attention::PairInstructions>;
     changed.ceilings.products[5] = {"dot_bf16", kChains * kLanes * 4, dot_bf16_rounds};

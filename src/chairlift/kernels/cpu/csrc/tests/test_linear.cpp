@@ -264,8 +264,7 @@ void check_feed(WeightFormat format, Prologue gate, int64_t num_rows, bool has_p
   std::vector<float> expected(static_cast<size_t>(num_rows * kOutputs)), out(expected.size());
   up(x.data(), kInputs, num_rows, rows.data(), 2 * kInner, false);
   down(rows.data(), 2 * kInner, num_rows, expected.data(), kOutputs, false);
-  up.feed(down, x.data(), kInputs, num_rows, fed.data(), kInner);
-  down.finish(fed.data(), kInner, num_rows, out.data(), kOutputs, false);
+  up.feed(down, x.data(), kInputs, num_rows, fed.data(), kInner, out.data(), kOutputs, false);
   CHECK(same_bits(out.data(), expected.data(), num_rows * kOutputs));
 }
 
