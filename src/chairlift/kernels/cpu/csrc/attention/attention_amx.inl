@@ -23,6 +23,13 @@ struct TileRegisters {
   static void start() { Tiles::configure(); }
   static void end() { Tiles::release(); }
   static void multiply(const TileProduct& product, int num_groups);
+  template <typename Put>
+  static void multiply_each(const TileProduct& p, int num_groups, const Put& put) {
+    multiply(p, num_groups);
+    for (int row = 0; row < p.num_rows; ++row)
+      for (int group = 0; group < num_groups; ++group)
+        put(row, group, load(p.c + row * kProductColumns + group * kTileRows));
+  }
 };
 
 inline void TileRegisters::multiply(const TileProduct& product, int num_groups) {

@@ -123,13 +123,21 @@ static void add_outputs(const Work& work, const Operands& operands, const State&
   for (int column = 0; column < work.stride; column += kProductColumns) {
     const int left = (work.stride - column) / kLanes, num_groups = left < kMaxGroups ? left : kMaxGroups;
     const uint8_t* const values = operands.values + static_cast<int64_t>(column) / kLanes * kKeyParts * kTileBytes;
-    Products::multiply({weights, kTileBytes, values, kKeyParts * kTileBytes, num_parts, rows.num_rows, sums}, num_groups);
+    const TileProduct product = {weights, kTileBytes, values, kKeyParts * kTileBytes, num_parts, rows.num_rows, sums};
+    float* const out = state.out + static_cast<int64_t>(rows.first_row) * work.stride + column;
+    const auto add = [&](int r, int group, F sum) CHAIRLIFT_ALWAYS {
+      float* const at = out + static_cast<int64_t>(r) * work.stride + group * kLanes;
+      store(at, fma(load(at), set1(factor[r]), sum));
+    };
+    if (rows.all_see(work, tile)) {
+      Products::multiply_each(product, num_groups, add);
+      continue;
+    }
+    Products::multiply(product, num_groups);
     for (int r = 0; r < rows.num_rows; ++r) {
       if (work.first_key[rows.first + r] >= tile.first_key + kKeyTile) continue;
       if (work.end_key[rows.first + r] <= tile.first_key) continue;
-      float* const out = state.out + static_cast<int64_t>(rows.first_row + r) * work.stride + column;
-      for (int i = 0; i < num_groups * kLanes; i += kLanes)
-        store(out + i, fma(load(out + i), set1(factor[r]), load(sums + r * kProductColumns + i)));
+      for (int g = 0; g < num_groups; ++g) add(r, g, load(sums + r * kProductColumns + g * kLanes));
     }
   }
 }

@@ -10,8 +10,8 @@ namespace chairlift::CHAIRLIFT_ISA::attention {
 constexpr int kRowsAtOnce = 4;
 
 // Rows `row` to `row` + kRows.
-template <int kRows, int kGroups>
-static inline void multiply_rows(const TileProduct& p, int row) {
+template <int kRows, int kGroups, typename Put>
+static CHAIRLIFT_INLINE void multiply_rows(const TileProduct& p, int row, const Put& put) {
   F c[kRows][kGroups];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r)
@@ -36,17 +36,17 @@ static inline void multiply_rows(const TileProduct& p, int row) {
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-    for (int g = 0; g < kGroups; ++g) store(p.c + (row + r) * kProductColumns + g * kTileRows, c[r][g]);
+    for (int g = 0; g < kGroups; ++g) put(row + r, g, c[r][g]);
 }
 
-template <int kGroups>
-static inline void multiply_groups(const TileProduct& p) {
+template <int kGroups, typename Put>
+static inline void multiply_groups(const TileProduct& p, const Put& put) {
   int row = 0;
-  for (; row + kRowsAtOnce <= p.num_rows; row += kRowsAtOnce) multiply_rows<kRowsAtOnce, kGroups>(p, row);
+  for (; row + kRowsAtOnce <= p.num_rows; row += kRowsAtOnce) multiply_rows<kRowsAtOnce, kGroups>(p, row, put);
   switch (p.num_rows - row) {
-    case 1: return multiply_rows<1, kGroups>(p, row);
-    case 2: return multiply_rows<2, kGroups>(p, row);
-    case 3: return multiply_rows<3, kGroups>(p, row);
+    case 1: return multiply_rows<1, kGroups>(p, row, put);
+    case 2: return multiply_rows<2, kGroups>(p, row, put);
+    case 3: return multiply_rows<3, kGroups>(p, row, put);
     default: return;
   }
 }
@@ -55,16 +55,20 @@ static inline void multiply_groups(const TileProduct& p) {
 struct PairInstructions {
   static void start() {}
   static void end() {}
-  static void multiply(const TileProduct& product, int num_groups);
-};
-
-inline void PairInstructions::multiply(const TileProduct& product, int num_groups) {
-  switch (num_groups) {
-    case 1: return multiply_groups<1>(product);
-    case 2: return multiply_groups<2>(product);
-    case 3: return multiply_groups<3>(product);
-    default: return multiply_groups<kMaxGroups>(product);
+  static void multiply(const TileProduct& p, int num_groups) {
+    multiply_each(p, num_groups, [&](int row, int group, F sums) CHAIRLIFT_ALWAYS {
+      store(p.c + row * kProductColumns + group * kTileRows, sums);
+    });
   }
-}
+  template <typename Put>
+  static void multiply_each(const TileProduct& p, int num_groups, const Put& put) {
+    switch (num_groups) {
+      case 1: return multiply_groups<1>(p, put);
+      case 2: return multiply_groups<2>(p, put);
+      case 3: return multiply_groups<3>(p, put);
+      default: return multiply_groups<kMaxGroups>(p, put);
+    }
+  }
+};
 
 }  // namespace chairlift::CHAIRLIFT_ISA::attention

@@ -1,13 +1,15 @@
 // Attention of a block of query rows over its keys, tile after tile: everything but the products.
 #pragma once
 
+#include <type_traits>
+
 #include "attention/attention_memory.inl"
 #include "simd/simd.h"
 
 namespace chairlift::CHAIRLIFT_ISA::attention {
 
 // Sets the scores [kKeyTile] of one row to -inf for keys outside begin..end. Returns the largest scores, lane by lane.
-static inline F mask_scores(float* scores, int begin, int end, int num_vectors) {
+static CHAIRLIFT_INLINE F mask_scores(float* scores, int begin, int end, int num_vectors) {
   const F never = set1(-__builtin_inff());
   F largest = never;
   for (int v = 0; v < num_vectors; ++v) {
@@ -61,6 +63,11 @@ struct RowRange {
   int first_row;   // of the rows of the block
   int begin, end;  // the first and last key, relative to the tile
   int num_vectors() const { return (end + kLanes - 1) / kLanes; }
+  // Whether every row sees `count` consecutive keys or more, from the first one of the tile on or up to the last one.
+  bool all_see(const Work& work, const TileWork& tile, int count = 1) const {
+    const int64_t last_first = work.first_key[first + num_rows - 1], first_end = work.end_key[first];
+    return last_first <= tile.first_key + kKeyTile - count && first_end >= tile.first_key + count;
+  }
 };
 
 static inline RowRange rows_from(const Work& work, const TileWork& tile, int first, int num_rows) {
@@ -78,14 +85,17 @@ static CHAIRLIFT_INLINE void weigh_rows(const Work& work, const State& state, co
   const int num_rows = rows.num_rows, num_vectors = rows.num_vectors();
   if (type == KVType::int8) scale_rows(scores, tile.scales.key, num_rows, num_vectors);
   if (work.shape.soft_cap > 0) cap_scores(scores, work.shape.soft_cap, num_rows, num_vectors);
+  const bool is_whole = rows.all_see(work, tile, kKeyTile);
   alignas(64) float reference[16];
   for (int first = 0; first < num_rows; first += kLanes) {
     const int n = lanes_left(first, num_rows);
     F found[kLanes];
     for (int r = 0; r < n; ++r) {
       const int row = rows.first + first + r;
-      found[r] = mask_scores(scores + (first + r) * kKeyTile, within_tile(work.first_key[row] - tile.first_key),
-                             within_tile(work.end_key[row] - tile.first_key), num_vectors);
+      float* const of_row = scores + (first + r) * kKeyTile;
+      found[r] = is_whole ? mask_scores(of_row, 0, kKeyTile, kKeyTile / kLanes)
+                          : mask_scores(of_row, within_tile(work.first_key[row] - tile.first_key),
+                                        within_tile(work.end_key[row] - tile.first_key), num_vectors);
     }
     for (int r = n; r < kLanes; ++r) found[r] = zero();
     float* const known = state.max + rows.first_row + first;
@@ -96,15 +106,19 @@ static CHAIRLIFT_INLINE void weigh_rows(const Work& work, const State& state, co
     store_n(factor + first, exp(sub(load_n(known, n), finite)), n);
     store_n(known, largest, n);
   }
-  for (int r = 0; r < num_rows; ++r) {
+  const auto weigh = [&](int r, auto count) CHAIRLIFT_ALWAYS {
     F sum = zero();
-    for (int v = 0; v < num_vectors; ++v) {
+    for (int v = 0; v < count; ++v) {
       const F weight = exp_of(sub(load(scores + r * kKeyTile + v * kLanes), set1(reference[r])));
       sum = add(sum, weight);
       put(r, v, type == KVType::int8 ? mul(weight, load(tile.scales.value + v * kLanes)) : weight);
     }
     float* const lane_sums = work.lane_sums + (rows.first_row + r) * 16;
     store(lane_sums, fma(load(lane_sums), set1(factor[r]), sum));
+  };
+  for (int r = 0; r < num_rows; ++r) {
+    if (is_whole) weigh(r, std::integral_constant<int, kKeyTile / kLanes>());
+    else weigh(r, num_vectors);
   }
 }
 
