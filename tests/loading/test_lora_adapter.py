@@ -112,7 +112,7 @@ def test_configurations_that_are_not_supported(fields: Any, message: str, model:
                 "base_model.model.lm_head.lora_A.weight": torch.ones(4, 64),
                 "base_model.model.lm_head.lora_B.weight": torch.ones(256, 4),
             },
-            "lm_head is a matrix of the group 'LM head'; adapters are supported in the projections of attention",
+            "lm_head is a matrix of the group 'LM head'; adapters of this model are supported in mlp.down_proj",
         ),
     ],
 )
@@ -144,6 +144,18 @@ def test_adapters_of_experts_are_rejected(model: Path, tmp_path: Path, tiny_mode
     change_tensors(adapter, {**pair})
     with pytest.raises(ModelLoadError, match="is a matrix of the group 'router'"):
         read_lora_adapter(str(adapter), declare(folder), 16)
+
+
+@pytest.mark.parametrize("name", ["q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"])
+def test_adapters_of_divided_matrices_are_rejected(
+    name: str, model: Path, adapter: Path, tiny_model_dir: Callable[..., Path]
+) -> None:
+    pair = {f"{LAYER}.self_attn.{name}.lora_{kind}.weight": torch.ones(2, 2) for kind in "AB"}
+    save_file(pair, adapter / "adapter_model.safetensors")
+    reason = "group 'attention', which latent attention computes in several parts"
+    allowed = "mlp.down_proj, mlp.gate_proj, .*, self_attn.o_proj, self_attn.q_a_proj: train the adapter without"
+    with pytest.raises(ModelLoadError, match=f"{name} is a matrix of the {reason}; .* are supported in {allowed}"):
+        read_lora_adapter(str(adapter), declare(tiny_model_dir("deepseek_v3")), 16)
 
 
 def test_ranks_and_files(model: Path, adapter: Path) -> None:

@@ -125,6 +125,15 @@ def test_parts_of_quantized_matrices_have_the_values_of_the_whole(
             torch.testing.assert_close(torch.from_numpy(packed.to_floats(packed.rows)), expected.tensor(name, shape))
 
 
+def test_a_missing_matrix_has_the_name_of_files(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_model_dir("deepseek_v3"), tmp_path / "model"))
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.0.self_attn.kv_b_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"tensor model\.layers\.0\.self_attn\.kv_b_proj\.weight is missing"):
+        load(folder)
+
+
 def test_layers_that_predict_further_tokens_are_not_read(
     tiny_model_dir: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -147,6 +156,18 @@ def test_experts_of_layers(tiny_model_dir: Callable[..., Path]) -> None:
     config = read("GLM-4.7-Flash", mlp_layer_types=["sparse", *["dense"] * 46])
     groups = [{matrix.group for matrix in layer.matrices} for layer in config.layers]
     assert [EXPERTS in group for group in groups] == [True, *[False] * 46]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"topk_method": "greedy"}, "topk_method is 'greedy', which is not supported; supported: noaux_tc"),
+        ({"scoring_func": "softmax"}, "scoring_func is 'softmax', .*: topk_method noaux_tc requires 'sigmoid'"),
+    ],
+)
+def test_wrong_choices_of_experts_are_refused(fields: dict[str, str], message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        read("DeepSeek-V3", **fields)
 
 
 @pytest.mark.parametrize("name", ["DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"])

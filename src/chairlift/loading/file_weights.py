@@ -17,7 +17,7 @@ import torch
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import PackedRows, packed_tensor
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.reading.architecture import StoredName
+from chairlift.models.reading.architecture import BARE_PREFIX, StoredName
 
 FLOAT_DTYPES: Final = {"f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -114,7 +114,8 @@ class FileWeights(ABC):
         part = self._parts.get(name.removesuffix(".weight"))
         if part is None:
             return places
-        return [place._replace(expert=None, part=part) for place in places if place.name != name]
+        own = name.removeprefix(BARE_PREFIX)
+        return [place._replace(expert=None, part=part) for place in places if place.name not in (name, own)]
 
     def _find(self, name: str, shape: tuple[int, ...]) -> StoredName:
         """Return the place of the parameter in the file, check its shape, and record that it is read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -191,8 +191,8 @@ def _read_matrices(
         where = f"{path}: {module}"
         if module not in targets and module in others:
             raise ModelLoadError(
-                f"{where} is {others[module]}; adapters are supported in the projections of attention and of dense "
-                "feed-forward networks: train the adapter without this module"
+                f"{where} is {others[module]}; adapters of this model are supported in {_names_in_layers(targets)}: "
+                "train the adapter without this module"
             )
         if module not in targets:
             raise ModelLoadError(
@@ -256,11 +256,19 @@ def _targets(config: ModelConfig) -> dict[str, list[_Target]]:
     return targets
 
 
+def _names_in_layers(modules: Iterable[str]) -> str:
+    """The names of modules without their layers, once each."""
+    return ", ".join(sorted({re.sub(r"^.*?\.\d+\.", "", module) for module in modules}))
+
+
 def _other_modules(config: ModelConfig) -> dict[str, str]:
     """The other matrices of the model, and what they are."""
     architecture = get_architecture(config)
+    latents = (spec.latent for spec in config.attention_specs.values())
+    divided = {f"{name}.weight" for latent in latents if latent for name in latent.stored}
     return {
         stored.name.removesuffix(".weight"): f"a matrix of the group {matrix.group!r}"
+        + (", which latent attention computes in several parts" if weight in divided else "")
         for matrix in (*config.matrices, config.head)
         for weight in matrix.weight_names
         for stored in architecture.hf_names(weight)

@@ -181,9 +181,9 @@ class DeepseekConfigReader(LlamaConfigReader):
 
     def _read_experts(self, fields: ConfigFields, layers: int) -> ExpertSizes:
         count = fields.integer("n_routed_experts")
-        method = "noaux_tc" if self.has_sigmoid else fields.choice("topk_method", _V2_METHODS, "greedy")
-        fields.allow_only("topk_method", method, "the architecture determines this property")
-        fields.allow_only("scoring_func", "sigmoid" if self.has_sigmoid else "softmax", "as topk_method")
+        methods, scoring = (_V3_METHODS, "sigmoid") if self.has_sigmoid else (_V2_METHODS, "softmax")
+        method = fields.choice("topk_method", methods, methods[0])
+        fields.allow_only("scoring_func", scoring, f"topk_method {method} requires {scoring!r}")
         fields.allow_only("moe_layer_freq", 1, "all layers after the first ones must have experts")
         if not self.has_sigmoid:
             fields.allow_only("norm_topk_prob", False, "transformers ignores it in this architecture")
@@ -214,6 +214,7 @@ class DeepseekConfigReader(LlamaConfigReader):
 
 
 _V2_METHODS: Final = ("greedy", "group_limited_greedy")
+_V3_METHODS: Final = ("noaux_tc",)
 
 
 def _with_groups(routing: ExpertRouting, fields: ConfigFields, count: int, key: str, used_key: str) -> ExpertRouting:

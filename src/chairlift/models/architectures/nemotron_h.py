@@ -209,7 +209,7 @@ def read_nemotron_h_gguf(header: GGUFHeader) -> ModelConfig:
             "n_group": fields.integer("expert_group_count", 1),
             "moe_latent_size": fields.get("moe_latent_size"),
         }
-        fields.allow_only("expert_gating_func", SIGMOID_GATING, "the architecture determines this property")
+        fields.allow_only("expert_gating_func", SIGMOID_GATING, f"the architecture requires {SIGMOID_GATING}")
     return replace(read_nemotron_h(ConfigFields(values, fields.source)), name=header.name)
 
 

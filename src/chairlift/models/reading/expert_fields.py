@@ -73,9 +73,8 @@ def read_gguf_experts(
         fields.allow_only("expert_used_count", 0, "the file has no experts")
         return None
     count = fields.integer("expert_count")
-    fields.allow_only(
-        "expert_gating_func", gating, "the architecture determines this property (1: softmax, 2: sigmoid)"
-    )
-    fields.allow_only("expert_weights_norm", softmax == "chosen", "the architecture determines this property")
+    fields.allow_only("expert_gating_func", gating, f"the architecture requires {gating} (1: softmax, 2: sigmoid)")
+    is_norm = softmax == "chosen"
+    fields.allow_only("expert_weights_norm", is_norm, f"the architecture requires {is_norm}")
     routing = ExpertRouting(fields.integer("expert_used_count", high=count), softmax)
     return ExpertSizes(count, fields.integer("expert_feed_forward_length", intermediate_size), routing)
