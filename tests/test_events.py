@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,21 @@ def test_a_full_disk_ends_the_event_log_with_a_warning(caplog: pytest.LogCapture
     assert log.error is not None
     assert "event log /dev/full: cannot be written" in caplog.text
     assert encode_event(events.events[0]).startswith(b'{"type":"request_arrived"')
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_an_event_that_cannot_be_written_does_not_end_the_engine(tmp_path: Path, is_closed: bool) -> None:
+    core, _, _, events = make_engine()
+    core.add(make_request("a", [1, 2, 3], max_tokens=1))
+    run_to_end(core)
+    log = EventFile(tmp_path / "log.jsonl")
+    first = events.events[0]
+    log.emit(first)
+    if is_closed:
+        log.close()
+    else:
+        log.emit(replace(first, request_id="\ud800"))  # not in UTF-8
+    log.emit(first)
+    log.close()
+    assert list(read_events(tmp_path / "log.jsonl")) == [first]
+    assert (log.error is None) == is_closed

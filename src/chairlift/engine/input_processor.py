@@ -249,11 +249,11 @@ class InputProcessor:
         Args:
             allow_special_tokens_in_content, template_options: as for `LLM.chat`.
         """
+        messages = [_with_one_text(message, index) for index, message in enumerate(messages)]
+        text = self.tokenizer.render_chat(messages, **template_options)
         if self.tokenizer.chat_template is not None:
             given = (name for name, value in template_options.items() if value is not None)
             self.tokenizer.chat_template.check_variables({*given} - {"add_generation_prompt"})
-        messages = [_with_one_text(message, index) for index, message in enumerate(messages)]
-        text = self.tokenizer.render_chat(messages, **template_options)
         if allow_special_tokens_in_content:
             text = unmarked(text)
         token_ids = self.encode_text(text, "messages", params, add_special_tokens=False)

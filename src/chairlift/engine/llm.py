@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class LLM:
-    """A model for offline use, whose steps run on the thread of the caller. Calls of other threads wait for its end.
+    """A model for offline use, whose steps run on the thread of the caller. Calls from several threads run in turn.
 
     Args:
         model: a folder, a .gguf file, a name on the hub, or None for the default model.
@@ -50,7 +50,7 @@ class LLM:
         self._processor = OutputProcessor(self.engine.tokenizer)
         self._sampling_defaults = self.engine.facts.sampling_defaults
         self._ids = map("llm-{}".format, itertools.count())
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> LLM:
@@ -119,18 +119,20 @@ class LLM:
             RequestError: the name is in use, there is no memory for another adapter, or the adapter is not supported,
                 does not fit the model or cannot be read. Nothing has changed.
         """
-        module = self.engine.adapters.check_new(lora_name, lora_path)
-        try:
-            self.engine.adapter_loader.load(module)
-        except ModelLoadError as error:
-            raise RequestError(str(error), "lora_path") from None
-        self.engine.adapters.add(module)
+        with self._lock:
+            module = self.engine.adapters.check_new(lora_name, lora_path)
+            try:
+                self.engine.adapter_loader.load(module)
+            except ModelLoadError as error:
+                raise RequestError(str(error), "lora_path") from None
+            self.engine.adapters.add(module)
 
     def unload_lora_adapter(self, lora_name: str) -> None:
         """Free the memory of a LoRA adapter. Raises RequestError if it is not loaded."""
-        lora_id = self.engine.adapters.remove(lora_name).lora_int_id
-        self.engine.adapter_loader.unload(lora_id)
-        self.engine.adapters.release(lora_id)
+        with self._lock:
+            lora_id = self.engine.adapters.remove(lora_name).lora_int_id
+            self.engine.adapter_loader.unload(lora_id)
+            self.engine.adapters.release(lora_id)
 
     def _adapter_id(self, choice: AdapterChoice) -> int:
         if choice is None:
@@ -221,7 +223,8 @@ class LLM:
 
     def close(self) -> None:
         """Close the event log and the trace file, if there are any."""
-        self.engine.close()
+        with self._lock:
+            self.engine.close()
 
     def _run(
         self,

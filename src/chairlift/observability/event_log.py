@@ -24,25 +24,26 @@ def encode_event(event: Event) -> bytes:
 class EventFile:
     """An event sink that writes JSON lines to a file.
 
-    If the file can no longer be written, later events are dropped, `error` is set, and the engine continues.
+    If an event cannot be written, it and later ones are dropped, `error` is set, and the engine continues. Events after
+    the end of the log are dropped too.
 
     Raises:
         ConfigError: the file cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
-        self.error: OSError | None = None
+        self.error: Exception | None = None
         try:
             self._file = path.open("wb")
         except OSError as error:
             raise unwritable_file_error("event_log", path, error) from None
 
     def emit(self, event: Event) -> None:
-        if self.error is None:
+        if self.error is None and not self._file.closed:
             try:
                 self._file.write(encode_event(event) + b"\n")
                 self._file.flush()
-            except OSError as error:
+            except (OSError, UnicodeEncodeError) as error:
                 self._record_error(error)
 
     def close(self) -> None:
@@ -52,7 +53,7 @@ class EventFile:
         except OSError as error:
             self._record_error(error)
 
-    def _record_error(self, error: OSError) -> None:
+    def _record_error(self, error: Exception) -> None:
         if self.error is None:
             self.error = error
             logger.warning("event log %s: cannot be written, later events are dropped: %s", self._file.name, error)

@@ -18,10 +18,10 @@ from chairlift.events import (
     RequestRejected,
     Step,
     from_json,
-    to_json,
 )
 from chairlift.lab.metrics.requests import RequestMetrics, request_metrics
 from chairlift.lab.metrics.run import summarize
+from chairlift.observability.event_log import encode_event
 
 STARTED = EngineStarted(0.0, "m", 4, 10, 8, 64, 40, "fcfs", "paged", True)
 
@@ -118,7 +118,7 @@ def test_summarize_a_run() -> None:
 
 def test_metrics_of_a_log_equal_those_of_its_events() -> None:
     run = summarize(CHUNKED)
-    assert summarize([from_json(to_json(event)) for event in CHUNKED]) == run
+    assert summarize([from_json(encode_event(event)) for event in CHUNKED]) == run
     assert json.loads(json.dumps(asdict(run)))["ttft"]["p50"] == 1.625
 
 

@@ -91,7 +91,6 @@ def test_an_endpoint_is_one_module_and_one_line(server: RunningServer) -> None:
 
 
 def test_batch_files_can_call_a_new_endpoint(server: RunningServer) -> None:
-    llm = server.llm
     line = json.dumps({"custom_id": "a", "method": "POST", "url": PATH, "body": {"text": "ab"}}).encode()
-    answer = asyncio.run(LineProcessor(llm, create_app(llm, open_options("tiny"))).answer(1, line))
+    answer = asyncio.run(LineProcessor(create_app(server.llm, open_options("tiny"))).answer(1, line))
     assert json.loads(answer.line)["response"]["body"] == {"lengths": [1, 1]}

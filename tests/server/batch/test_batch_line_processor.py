@@ -1,17 +1,19 @@
-"""A batch can be resumed after the engine has died."""
+"""A batch can be resumed after the engine has died, and its queue has no limit."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_files import by_id, completion_line, write_lines
+from batch_files import by_id, completion_line, request_line, results, write_lines
 
 from chairlift import EngineConfig
 from chairlift.core.engine_core import EngineCore
 from chairlift.errors import EngineDeadError
 from chairlift.server.batch.batch_runner import run_batch
+from chairlift.server.http.server_limits import ServerLimits
 from tiny_engine import tiny_options
 
 
@@ -46,3 +48,12 @@ def test_a_batch_is_resumed_after_the_engine_has_died(
     summary = run_batch(config, source, target)
     assert (summary.previously_done, summary.completed, summary.remaining) == (len(kept), 20 - len(kept), 0)
     assert by_id(target).items() >= kept.items()
+
+
+def test_calls_may_have_more_prompts_than_the_queue_of_a_server(config: EngineConfig, tmp_path: Path) -> None:
+    prompts = [[5]] * ServerLimits().max_queued_requests
+    lines = [request_line(name, prompt=prompts, max_tokens=1) for name in "abc"]
+    source = write_lines(tmp_path / "in.jsonl", lines)
+    run_batch(replace(config, max_num_seqs=64), source, tmp_path / "out.jsonl")
+    for answer in results(tmp_path / "out.jsonl"):
+        assert len(answer["response"]["body"]["choices"]) == len(prompts), answer

@@ -41,6 +41,8 @@ def test_a_full_disk_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureF
         log._file = FULL.open("w")
         for _ in range(5000):
             log.write("lost")
+        with contextlib.suppress(OSError):
+            log._file.close()
         log._file = usable
         log.write(f"written {spell}")
         log.write("too")
@@ -60,10 +62,10 @@ def test_a_log_is_closed_on_a_full_disk(caplog: pytest.LogCaptureFixture) -> Non
 def test_standard_error_may_be_missing_or_full(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sys, "stderr", None)
+    monkeypatch.setattr(sys, "__stderr__", None)
     AccessLog("text", None).write("nowhere")
     full = FULL.open("w")
-    monkeypatch.setattr(sys, "stderr", full)
+    monkeypatch.setattr(sys, "__stderr__", full)
     log = AccessLog("text", None)
     log.write("lost")
     log.close()

@@ -40,7 +40,7 @@ class AccessLog:
         self._name = "standard error" if path is None else f"access_log={path}"
         self._is_writable = True
         try:
-            self._file = sys.stderr if path is None else path.open("a", encoding="utf-8", errors="backslashreplace")
+            self._file = sys.__stderr__ if path is None else path.open("a", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             assert path is not None
             raise unwritable_file_error("access_log", path, error) from None
@@ -65,7 +65,7 @@ class AccessLog:
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not sys.stderr:
+        if self._file is not None and self._file is not sys.__stderr__:
             with contextlib.suppress(OSError):
                 self._file.close()
 
