@@ -20,7 +20,10 @@ from chairlift.engine.startup.loaded_model import load_model
 from chairlift.engine.startup.pool_plan import kv_slot_bytes
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.attention import AttentionShape
+from chairlift.kernels.kernel_memory import total
 from chairlift.kernels.torch_attention import TorchAttention
+from chairlift.loading.block_rows import QuantizedMatrix
+from chairlift.loading.quantized_tensors import QuantizedReader
 from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
 from chairlift.loading.safetensors_weights import SafetensorsWeights
 from chairlift.models.declaration.matrix_spec import EXPERTS
@@ -28,6 +31,7 @@ from chairlift.models.registry import read_gguf_config, read_hf_config
 from chairlift.models.torch_operations import torch_operations
 from chairlift.worker.disk_block_store import cache_tensors
 from native import needs_native
+from parameter_memory import parameter_bytes
 
 
 @pytest.mark.parametrize(
@@ -91,12 +95,14 @@ def test_blocks_of_transposed_keys_become_floats(tiny_model_dir: Callable[..., P
     head = "model.layers.0.self_attn.heads.2"
     assert (formats(f"{head}.kv_b_keys.weight"), formats(f"{head}.kv_b_values.weight")) == ("f32", "q8_0")
     assert formats(f"{head}.q_b_rotated.weight") == "f32"
+    loaded = load_model(EngineConfig(str(path), skip_tokenizer_init=True, num_threads=1, kernels="native"))
+    assert parameter_bytes(loaded.model) == total(loaded.planned_weights)
 
 
-def test_parts_of_quantized_matrices_have_the_values_of_the_whole(
-    tiny_model_dir: Callable[..., Path], tmp_path: Path
-) -> None:
-    """DeepSeek-V3 is published in FP8 with a scale for each block of 128 rows and inputs."""
+@pytest.fixture
+def fp8_folders(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> tuple[Path, Path]:
+    """A folder, and one with the same values in FP8 with a scale for each block of 128 rows and inputs, in which
+    DeepSeek-V3 is published."""
     whole, quantized = (Path(shutil.copytree(tiny_model_dir("deepseek_v3"), tmp_path / name)) for name in "ab")
     tensors = load_file(whole / "model.safetensors")
     names = [name for name in tensors if name.endswith(("q_b_proj.weight", "mqa.weight", "kv_b_proj.weight"))]
@@ -110,6 +116,26 @@ def test_parts_of_quantized_matrices_have_the_values_of_the_whole(
     fields = json.loads((quantized / "config.json").read_text())
     method = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
     (quantized / "config.json").write_text(json.dumps({**fields, "quantization_config": method}))
+    return whole, quantized
+
+
+def test_quantized_matrices_are_converted_once_for_all_parts(
+    fp8_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert, converted = QuantizedReader.matrix, list[QuantizedReader]()
+
+    def matrix(reader: QuantizedReader) -> QuantizedMatrix:
+        converted.append(reader)
+        return convert(reader)
+
+    monkeypatch.setattr(QuantizedReader, "matrix", matrix)
+    layers = load_config(resolve_model(str(fp8_folders[1]))).num_layers
+    load(fp8_folders[1])
+    assert len(converted) == 3 * layers
+
+
+def test_parts_of_quantized_matrices_have_the_values_of_the_whole(fp8_folders: tuple[Path, Path]) -> None:
+    whole, quantized = fp8_folders
     configs = [load_config(resolve_model(str(folder))) for folder in (whole, quantized)]
     expected, found = (
         SafetensorsWeights(folder, config, torch.float32, torch.device("cpu"))

@@ -60,6 +60,8 @@ class SafetensorsWeights(FileWeights):
             if self._shard_of.get(name) != file:
                 raise ModelLoadError(f"{path / INDEX}: tensor {name} is not in {file}; download both files again")
         self._scale_errors: dict[str, float] = {}
+        self._divided: tuple[str, PackedRows] | None = None
+        """The last quantized module that was read in parts, whose parts are read in succession, and its matrix."""
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         packed = self._quantized(name, shape)
@@ -118,11 +120,16 @@ class SafetensorsWeights(FileWeights):
 
         part = next(each for each in places if each.name.removesuffix(".weight") == module)
         size = (shape[0] * part.row_step, shape[1]) if part.part is None else part.part.stored_shape(shape)
-        matrix = QuantizedReader(read, error, scheme, size).matrix()
-        self._scale_errors[module] = found = matrix.scale_error()
-        if found == math.inf:
-            raise error("scales", "exceed the range of float16; use --kernels torch with the unquantized model")
-        packed, order = matrix.packed(), self._row_order(name)
+        if self._divided is not None and self._divided[0] == module:
+            packed = self._divided[1]
+        else:
+            matrix = QuantizedReader(read, error, scheme, size).matrix()
+            self._scale_errors[module] = found = matrix.scale_error()
+            if found == math.inf:
+                raise error("scales", "exceed the range of float16; use --kernels torch with the unquantized model")
+            packed = matrix.packed()
+            self._divided = None if part.part is None else (module, packed)
+        order = self._row_order(name)
         rows = part.select_rows(packed.rows, self._head_dim)
         return oriented(replace(packed, rows=rows if order is None else rows[order]), part)
 
