@@ -8,7 +8,8 @@ queries and keys, I as the inner size and d as the head size, the numbers of val
     residual stream   3 T H (OPT adds positions); 5 T H if a norm or factor comes between a product and the sum
     attention         T (2 Q + 2 K), T d for the rotation, and the values between the products of latent attention
     MLP               2 T I
-    product inputs    T times the widest input, at most float32, with scales
+    product inputs    T times the widest input, with scales, and T I for outputs converted to the inputs of the next
+                      product; at most float32
     experts           T (H + E + 4 k) with E experts, of which each token has k
     recurrence        T times input, output and two values for each head
     torch             2 T I for an activation that torch computes because native kernels lack it
