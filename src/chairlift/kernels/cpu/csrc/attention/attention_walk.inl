@@ -63,7 +63,7 @@ struct RowRange {
   int first_row;   // of the rows of the block
   int begin, end;  // the first and last key, relative to the tile
   int num_vectors() const { return (end + kLanes - 1) / kLanes; }
-  // Whether every row sees `count` consecutive keys or more, from the first one of the tile on or up to the last one.
+  // Whether every row sees a key (count 1) or all keys (count kKeyTile) of the tile.
   bool all_see(const Work& work, const TileWork& tile, int count = 1) const {
     const int64_t last_first = work.first_key[first + num_rows - 1], first_end = work.end_key[first];
     return last_first <= tile.first_key + kKeyTile - count && first_end >= tile.first_key + count;

@@ -124,7 +124,8 @@ struct Linear::Activations {
         next = std::min(round_up(at + 1, kTileRowBytes), end);
         uint8_t* const line = values + (at / kTileRowBytes * kernel.block_rows + row + r) * kTileRowBytes;
         const uint8_t* const source = from + r * stride + at - start;
-        if (next - at == kTileRowBytes) std::memcpy(line, source, kTileRowBytes);  // without a call
+        // A copy of constant size is compiled to moves instead of a call.
+        if (next - at == kTileRowBytes) std::memcpy(line, source, kTileRowBytes);
         else std::memcpy(line + at % kTileRowBytes, source, static_cast<size_t>(next - at));
       }
   }
@@ -255,7 +256,8 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t f
   const auto quantize = activations.has_row_scale ? tiles.quantize_row : tiles.quantize_groups;
   const bool is_read_in_place = args.kind == Prologue::none && order.empty() && inputs == padded;
   const int64_t end = first + num_rows;
-  if (num_rows < activations.rows_at_once && call.rows > kRowsAtOnce && kernel.layout == ActivationLayout::bytes && !activations.has_row_scale) {
+  const bool has_grouped_bytes = kernel.layout == ActivationLayout::bytes && !activations.has_row_scale;
+  if (has_grouped_bytes && call.rows > kRowsAtOnce && num_rows < activations.rows_at_once) {
     // Products of unpacked grouped weights compute whole blocks, so the missing rows must have values too.
     const int64_t scale_bytes = 3 * activations.scales_bytes + activations.halves_bytes;
     std::memset(const_cast<float*>(to.scale), 0, static_cast<size_t>(scale_bytes));
@@ -616,14 +618,16 @@ void Linear::run(const Call& call, const Linear* next) const {
   size_t tile_bytes = 0;
   for (const auto& part : parts_)
     tile_bytes = std::max(tile_bytes, TileStripes::num_bytes(*part, kernel_of(*part, rows), tiling.blocks_at_once));
-  const size_t activation_bytes = is_shared || call.prepared ? 0 : static_cast<size_t>(round_up(static_cast<int64_t>(layout.num_bytes()), 64));
+  const auto own_bytes = static_cast<size_t>(round_up(static_cast<int64_t>(layout.num_bytes()), 64));
+  const size_t activation_bytes = is_shared || call.prepared ? 0 : own_bytes;
   const int64_t output_rows = tiling.blocks_at_once * layout.kernel.block_rows;
   const size_t output_bytes = call.fed ? static_cast<size_t>(output_rows * layout.kernel.tile_stripes * kStripe * 8) : 0;
   const size_t scratch_bytes = prepare_bytes + activation_bytes + tile_bytes + output_bytes;
   Pool& pool = Pool::get();
   Ranges tiles(pool, tiling.num_tiles);
   const bool has_channels = is_shared && layout.has_channels();
-  SharedTasks preparations(divide_up(rows, layout.rows_at_once)), choices(has_channels), merges(layout.is_tiled() ? layout.num_blocks : 0);
+  SharedTasks preparations(divide_up(rows, layout.rows_at_once)), choices(has_channels);
+  SharedTasks merges(layout.is_tiled() ? layout.num_blocks : 0);
   pool.run(tiles.count(), [&](int64_t range, int worker) {
     // Allocation may throw, so it precedes the wait for other threads.
     auto* const scratch = static_cast<uint8_t*>(pool.scratch(worker, scratch_bytes));

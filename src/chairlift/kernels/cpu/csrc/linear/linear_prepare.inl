@@ -249,7 +249,8 @@ struct StepSums {
   I rest, multiples;  // of 128
 };
 
-// Rounds the values of a row times `inverse` to steps, and appends the multiples of 128 of outliers.
+// Rounds the values of a row times `inverse` to steps, and appends the multiples of 128 of outliers. A template, so that
+// the overload below, which is no template, is preferred with AVX-512.
 template <typename Vector>
 static inline void round_row(const float* y, int64_t padded_inputs, Vector inverse, int8_t* steps, StepSums& sums,
                              const RowTarget& target) {

@@ -72,7 +72,10 @@ Mixture::Mixture(std::shared_ptr<const Linear> router, std::vector<Expert> exper
       routing_.groups_per_token > routing_.num_groups ||
       routing_.groups_per_token * (num_experts / routing_.num_groups) < routing_.experts_per_token)
     throw std::invalid_argument("num_groups must divide the number of experts, and groups_per_token of them must hold "
-                                "experts_per_token experts");
+                                "experts_per_token experts, got num_groups " + std::to_string(routing_.num_groups) +
+                                ", groups_per_token " + std::to_string(routing_.groups_per_token) +
+                                ", experts_per_token " + std::to_string(routing_.experts_per_token) + " and " +
+                                std::to_string(num_experts) + " experts");
   inner_size_ = experts_[0].up->out_features();
   for (const Expert& expert : experts_)
     if (expert.up->in_features() != size || expert.down->out_features() != size ||

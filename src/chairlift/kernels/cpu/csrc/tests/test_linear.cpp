@@ -248,32 +248,50 @@ std::shared_ptr<PackedMatrix> random_matrix(WeightFormat format, int64_t outputs
   return matrix;
 }
 
+// A layer of gate and up, and the layer with the gated prologue that it feeds.
+struct Feed {
+  WeightFormat up, down;
+  Prologue gate;
+  int64_t rows, inputs;
+  bool has_parts;  // whether gate and up are two matrices
+
+  std::string name() const {
+    return std::string("feed ") + name_of(up) + " to " + name_of(down) + ", gate " + std::to_string(static_cast<int>(gate)) +
+           ", rows " + std::to_string(rows) + ", inputs " + std::to_string(inputs) + (has_parts ? ", two parts" : "");
+  }
+};
+
 // Checks that a gated prologue gives the same bits with the outputs of the layer before as with their rows.
-void check_feed(WeightFormat format, Prologue gate, int64_t num_rows, bool has_parts, Random& random) {
-  constexpr int64_t kInputs = 256, kInner = 256, kOutputs = 33;
-  subject() = std::string("feed ") + name_of(format) + ", gate " + std::to_string(static_cast<int>(gate)) + ", rows " +
-              std::to_string(num_rows) + (has_parts ? ", two parts" : "");
+void check_feed(const Feed& feed, Random& random) {
+  constexpr int64_t kInner = 256, kOutputs = 33;
+  subject() = feed.name();
+  const int64_t rows = feed.rows, inputs = feed.inputs;
   std::vector<std::shared_ptr<const PackedMatrix>> parts = {
-      random_matrix(format, has_parts ? kInner : 2 * kInner, kInputs, random)};
-  if (has_parts) parts.push_back(random_matrix(is_grouped(format) ? WeightFormat::q8_0 : format, kInner, kInputs, random));
-  const Linear up(parts, random.normals(2 * kInner), Prologue::rms_norm, random.normals(kInputs), {}, 1e-5f);
-  const Linear down({random_matrix(format, kOutputs, kInner, random)}, {}, gate, {}, {}, 0);
+      random_matrix(feed.up, feed.has_parts ? kInner : 2 * kInner, inputs, random)};
+  const WeightFormat second = is_grouped(feed.up) ? WeightFormat::q8_0 : feed.up;
+  if (feed.has_parts) parts.push_back(random_matrix(second, kInner, inputs, random));
+  const Linear up(parts, random.normals(2 * kInner), Prologue::rms_norm, random.normals(inputs), {}, 1e-5f);
+  const Linear down({random_matrix(feed.down, kOutputs, kInner, random)}, {}, feed.gate, {}, {}, 0);
   CHECK(up.can_feed(down));
-  const std::vector<float> x = random.normals(num_rows * kInputs);
-  std::vector<float> rows(static_cast<size_t>(num_rows * 2 * kInner)), fed(rows.size() / 2);
-  std::vector<float> expected(static_cast<size_t>(num_rows * kOutputs)), out(expected.size());
-  up(x.data(), kInputs, num_rows, rows.data(), 2 * kInner, false);
-  down(rows.data(), 2 * kInner, num_rows, expected.data(), kOutputs, false);
-  up.feed(down, x.data(), kInputs, num_rows, fed.data(), kInner, out.data(), kOutputs, false);
-  CHECK(same_bits(out.data(), expected.data(), num_rows * kOutputs));
+  const std::vector<float> x = random.normals(rows * inputs);
+  std::vector<float> outputs(static_cast<size_t>(rows * 2 * kInner)), fed(outputs.size() / 2);
+  std::vector<float> expected(static_cast<size_t>(rows * kOutputs)), out(expected.size());
+  up(x.data(), inputs, rows, outputs.data(), 2 * kInner, false);
+  down(outputs.data(), 2 * kInner, rows, expected.data(), kOutputs, false);
+  up.feed(down, x.data(), inputs, rows, fed.data(), kInner, out.data(), kOutputs, false);
+  CHECK(same_bits(out.data(), expected.data(), rows * kOutputs));
 }
 
 void check_feeds(Random& random) {
   for (const WeightFormat format : {WeightFormat::q4_k, WeightFormat::q4_0, WeightFormat::int8, WeightFormat::bf16, WeightFormat::f32})
-    for (const int64_t num_rows : {1, 3, 4, 7, 40, 150})
-      for (const bool has_parts : {false, true})
-        check_feed(format, random.among<Prologue>({Prologue::silu_and_mul, Prologue::gelu_tanh_and_mul, Prologue::swigluoai_and_mul}),
-                   num_rows, has_parts, random);
+    for (const int64_t rows : {1, 3, 4, 7, 40, 150})
+      for (const bool has_parts : {false, true}) {
+        const auto gate = random.among<Prologue>({Prologue::silu_and_mul, Prologue::gelu_tanh_and_mul, Prologue::swigluoai_and_mul});
+        check_feed({format, format, gate, rows, 256, has_parts}, random);
+      }
+  // Two tiles of 19 blocks of four rows, so that the second one starts in the middle of a block of eight rows.
+  Pool::get().set_num_threads(3);
+  check_feed({WeightFormat::q4_0, WeightFormat::bf16, Prologue::silu_and_mul, 150, 2048, false}, random);
   const Linear odd({random_matrix(WeightFormat::f32, 40, 8, random)}, {}, Prologue::none, {}, {}, 0);
   const Linear gated({random_matrix(WeightFormat::f32, 8, 20, random)}, {}, Prologue::silu_and_mul, {}, {}, 0);
   CHECK(!odd.can_feed(gated));  // 20 outputs of the gate are not whole stripes
@@ -290,7 +308,9 @@ void check_many_rows(Random& random) {
                    random);
   }
   set_cache_sizes({});
-  check_case({WeightFormat::q4_0, Prologue::none, 200, 1024, 210, false, false}, random);  // two tiles of 25 blocks of rows
+  // Two tiles of 25 blocks of rows with one thread, which has four tiles of outputs, and then five of 10 with two threads.
+  Pool::get().set_num_threads(1);
+  check_case({WeightFormat::q4_0, Prologue::none, 200, 4096, 192, false, false}, random);
 }
 
 // The orders of loops that were measured on a CPU with these caches.
