@@ -12,14 +12,15 @@ from chairlift.speculative_config import SpeculativeConfig
 
 def test_the_method_follows_from_the_model() -> None:
     lookup, draft = SpeculativeConfig(), SpeculativeConfig(model="small")
-    assert (lookup.method, lookup.num_speculative_tokens) == ("ngram", 12)
-    assert (draft.method, draft.num_speculative_tokens) == ("draft_model", 4)
+    assert (lookup.method, lookup.max_draft_tokens) == ("ngram", 12)
+    assert (draft.method, draft.max_draft_tokens) == ("draft_model", 4)
 
 
 @pytest.mark.parametrize("name", ["mtp", "qwen3_5_mtp", "qwen3_next_mtp"])
 def test_the_names_of_vllm_for_the_predictor_are_one_method(name: str) -> None:
     config = EngineConfig(speculative_config={"method": name})
-    assert config.speculative == SpeculativeConfig(method="mtp", num_speculative_tokens=3)
+    assert config.speculative == SpeculativeConfig(method="mtp")
+    assert config.speculative.max_draft_tokens == 3
     assert config.needs_predictor
     assert not EngineConfig(speculative_config={}).needs_predictor
 

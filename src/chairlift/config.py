@@ -91,7 +91,7 @@ class SchedulerConfig:
     def max_logit_rows(self) -> int:
         """Maximum number of rows of a step whose logits are computed for sampling."""
         speculative = self.speculative_config
-        rows = 1 if speculative is None else 1 + speculative.num_speculative_tokens
+        rows = 1 if speculative is None else 1 + speculative.max_draft_tokens
         return min(max(self.max_num_seqs, rows), self.max_num_batched_tokens)
 
     def event_fields(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -18,7 +19,7 @@ from chairlift.errors import ConfigError
 _KEY: Final = "option"
 
 VLLM_OPTIONS: Final = {
-    "model": "write the model without the name of an option, as in `chairlift serve MODEL`",
+    "model": "write the model without the name of an option, as in `chairlift COMMAND MODEL`",
     "gpu_memory_utilization": "use kv_cache_memory_bytes",
     "tensor_parallel_size": "leave it out, because an engine uses one device; replicas of it share the requests",
     "trust_remote_code": "leave it out, because code of a model is never run",
@@ -97,9 +98,19 @@ def unknown_option(name: str, known: Sequence[str]) -> str:
     """The message about an unknown option, with advice, the known name that is close to it, or all known names."""
     close = get_close_matches(name, known, 1)
     hint = f": did you mean {close[0]}?" if close else f"; options are {', '.join(known)}"
-    if advice := VLLM_OPTIONS.get(name.lstrip("-").replace("-", "_")):
+    if advice := vllm_advice(name):
         hint = f": {advice}"
     return f"{name} is not an option{hint}"
+
+
+def vllm_advice(name: str) -> str | None:
+    """The advice about an option of vLLM, with the names of options spelled like the given name; None for others."""
+    words = name.lstrip("-").replace("-", "_")
+    advice = VLLM_OPTIONS.get(words.removeprefix("no_"))
+    if advice is None or name == words:
+        return advice
+    dashes = "--" if name.startswith("-") else ""
+    return re.sub(r"[a-z]+(_[a-z]+)+", lambda found: dashes + found[0].replace("_", "-"), advice)
 
 
 def check_options(record: Any, declared_by: type[Any] | None = None) -> None:
@@ -189,25 +200,29 @@ def parse_weights(given: str | Mapping[str, Any], name: str) -> dict[str, float]
 
 
 def parse_paths(items: str | Sequence[str], name: str) -> dict[str, str] | None:
-    """Parse items "name=path", or {"name": name, "path": path} as in vLLM, or all of them as one JSON object.
+    """Parse items "name=path", or {"name": name, "path": path} as in vLLM, or all of them as one JSON object or list.
 
     Raises:
         ConfigError: an item has another form, or a name occurs twice.
     """
-    texts = [_without_names(item) for item in ([items] if isinstance(items, str) else items)]
+    texts = [items] if isinstance(items, str) else items
+    listed = _parse_json(texts[0]) if len(texts) == 1 else None
     paths: dict[str, str] = {}
-    for item, key, path in _pairs(texts, texts[0] if len(texts) == 1 else ""):
-        if not key or not path or not isinstance(path, str) or key in paths:
-            raise ConfigError(f"{name} must be name=path with distinct names, got {item!r:.200}")
-        paths[key] = path
+    for item in listed if isinstance(listed, list) else texts:
+        for _text, key, path in _pairs([item if isinstance(item, str) else ""], _without_names(item)):
+            if not key or not path or not isinstance(path, str) or key in paths:
+                raise ConfigError(f"{name} must be name=path with distinct names, got {item!r:.200}")
+            paths[key] = path
     return paths or None
 
 
-def _without_names(item: str) -> str:
-    """The form name=path of an item that has vLLM's form, and any other item as it is."""
-    record = _parse_json(item)
-    is_named = isinstance(record, dict) and record.keys() == {"name", "path"}
-    return f"{record['name']}={record['path']}" if is_named else item
+def _without_names(item: Any) -> Any:
+    """The form {name: path} of an item that has vLLM's form, with no name if it is wrong; any other item as it is."""
+    record = _parse_json(item) if isinstance(item, str) else item
+    if not isinstance(record, Mapping) or not {"name", "path"} <= record.keys():
+        return record
+    is_valid = isinstance(record["name"], str) and record.keys() <= {"name", "path", "base_model_name"}
+    return {record["name"] if is_valid else "": record["path"]}
 
 
 def _pairs(items: Sequence[str], text: str | Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
@@ -224,5 +239,5 @@ def _pairs(items: Sequence[str], text: str | Mapping[str, Any]) -> Iterator[tupl
 def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):
+    except (TypeError, ValueError, RecursionError):
         return None

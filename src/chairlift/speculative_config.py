@@ -38,7 +38,7 @@ class SpeculativeConfig:
     """
 
     method: str = ""
-    num_speculative_tokens: int = None  # type: ignore[assignment]  # __post_init__ sets it
+    num_speculative_tokens: int | None = None
     prompt_lookup_min: int = DEFAULT_LOOKUP_MIN
     prompt_lookup_max: int = DEFAULT_LOOKUP_MAX
     model: str | None = None
@@ -63,11 +63,15 @@ class SpeculativeConfig:
                 "speculative_config: prompt_lookup_min and prompt_lookup_max need method=ngram: remove them, or "
                 f"{'model' if self.method == 'draft_model' else 'method=mtp'}"
             )
-        if self.num_speculative_tokens is None:
-            object.__setattr__(self, "num_speculative_tokens", DEFAULT_TOKENS[self.method])
-        self._check_range("num_speculative_tokens", 1, MAX_SPECULATIVE_TOKENS)
+        if self.num_speculative_tokens is not None:
+            self._check_range("num_speculative_tokens", 1, MAX_SPECULATIVE_TOKENS)
         self._check_range("prompt_lookup_min", 1, MAX_LOOKUP)
         self._check_range("prompt_lookup_max", self.prompt_lookup_min, MAX_LOOKUP)
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """`num_speculative_tokens`, or the default of the method."""
+        return self.num_speculative_tokens or DEFAULT_TOKENS[self.method]
 
     def _check_range(self, name: str, low: int, high: int) -> None:
         value = getattr(self, name)

@@ -153,7 +153,16 @@ def test_bench_throughput_prints_a_table_or_one_json_line(tiny_model_dir: Callab
         (["bench", "throughput", "--input-len", "zipf:3"], "zipf"),
         (["serve", "no-such-model", "--port", "0"], "no-such-model.*no such file or folder"),
         (["serve", "a:x:0", "--port", "0"], "model 'a:x:0': there is no such file or folder"),
-        (["serve", "--gpu-memory-utilization=0.9"], "--gpu-memory-utilization is not an option: use kv_cache_memory_"),
+        (
+            ["serve", "--gpu-memory-utilization=0.9"],
+            "--gpu-memory-utilization is not an option: use --kv-cache-memory-",
+        ),
+        (
+            ["serve", "--no-enable-chunked-prefill"],
+            "--no-enable-chunked-prefill is not an option: leave it out, because",
+        ),
+        (["chat", "--model", "x"], "--model is not an option: .*, as in `chairlift COMMAND MODEL`"),
+        (["generate", "--enable-lora", "hi"], "--enable-lora is not an option: .* because --lora-modules and --max-l"),
         (["serve", "m", "--lora-modules", "a=b", "c=d"], "Unused Tokens: .*c=d.* option before each of its values"),
         (["serve", "--max-num-seq", "3"], "Unknown option: --max-num-seq. Did you mean --max-num-seqs?"),
         (["serve", "--kv-cache-memory-bytes", "lots"], "must be a positive amount"),

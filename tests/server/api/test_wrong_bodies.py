@@ -118,13 +118,24 @@ def chat(content: Any, role: str = "user", **fields: Any) -> dict[str, Any]:
         (
             ChatCompletionRequest,
             {**CHAT, "functions": [{"name": "f"}]},
-            "functions must have at most 0 entries, got 1. Deprecated by OpenAI; use `tools`.",
+            "functions is not supported: leave it out. Deprecated by OpenAI; use `tools`.",
         ),
         (
             MessagesRequest,
             {"max_tokens": 9, "messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "messages[0].content[0].type must be one of 'text', 'tool_use', 'tool_result', 'thinking' or that of a "
-            "hosted tool, got 'image'",
+            "messages[0].content[0].type must be 'text', 'tool_use', 'tool_result', 'thinking' or the type of "
+            "a hosted tool, got 'image'",
+        ),
+        (ChatCompletionRequest, {**CHAT, "audio": {}}, "audio is not supported: leave it out"),
+        (
+            CompletionRequest,
+            {"prompt": "x", "suffix": "end"},
+            "suffix must be '', got 'end'. Insertion before a suffix is not supported.",
+        ),
+        (
+            ResponsesRequest,
+            {"input": "x", "truncation": "middle"},
+            "truncation must be 'disabled' or 'auto', got 'middle'",
         ),
         (EmbeddingRequest, {"input": "x", "timeout": 0}, "timeout must be greater than 0, got 0"),
         (CompletionRequest, {"prompt": "x", "stop": {}}, "stop must be a string or a list, got {}"),

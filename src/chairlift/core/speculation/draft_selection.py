@@ -119,7 +119,7 @@ class DraftSelection:
         """A request that computes exactly its last known token, if tokens can be proposed for it."""
         num_tokens = len(request.token_ids)
         limit = min(
-            self._config.num_speculative_tokens,
+            self._config.max_draft_tokens,
             request.num_slots - num_tokens,
             request.end_total_tokens - num_tokens - 1,
         )

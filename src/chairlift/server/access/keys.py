@@ -15,7 +15,7 @@ import re
 import secrets
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -241,7 +241,8 @@ def parse_key(record: Any, where: str) -> Key:
         ) from None
     except RequestError as error:
         raise ConfigError(f"{where}: {error}") from None
-    same = {name: value for name, value in msgspec.structs.asdict(found).items() if hasattr(Key, name)}
+    names = {each.name for each in fields(Key)}
+    same = {name: value for name, value in msgspec.structs.asdict(found).items() if name in names}
     digest = bytes.fromhex(found.hash.removeprefix(_HASH_PREFIX))
     return Key(**{**same, "digest": digest, "is_admin": found.admin, "slo": slo})
 

@@ -78,7 +78,7 @@ def describe_validation_errors(kind: type[BaseModel], problems: Sequence[ErrorDe
         return f"{_format_path(errors[0].path)} is unknown: did you mean {meant}?", name
     if too_long := [error for error in errors if error.problem["type"] == "too_long"]:
         # The value has this form, because its entries up to the limit are valid: other forms are not reported.
-        return _sentences([too_long[:1]]) + _advice(kind, problems[0]), name
+        return _sentences([too_long[:1]]) + _advice(kind, too_long[0].problem), name
     deepest = max(len(error.path) for error in errors)
     forms: dict[Path, list[_InvalidField]] = {}
     for error in errors:
@@ -91,13 +91,20 @@ def describe_validation_errors(kind: type[BaseModel], problems: Sequence[ErrorDe
 
 
 def _advice(kind: type[BaseModel], problem: ErrorDetails) -> str:
-    """The description of a field that is not supported, or only some of its values."""
-    field = kind.model_fields.get(str(problem["loc"][0])) if problem["loc"] else None
-    permits_nothing = problem["type"] == "too_long" and not problem["ctx"]["max_length"]
-    is_unsupported = len(problem["loc"]) < 3 and (
-        permits_nothing or problem["type"] in ("none_required", "literal_error")
-    )
-    return f". {field.description}" if is_unsupported and field is not None and field.description else ""
+    """The description of a field that is not supported, or only one of its values, unless it says only that."""
+    field = kind.model_fields.get(str(problem["loc"][0])) if len(problem["loc"]) in (1, 2) else None
+    if field is None or not field.description:
+        return ""
+    if _permits_nothing(problem):
+        return "" if field.description.endswith(" not supported.") else f". {field.description}"
+    has_one_value = problem["type"] == "literal_error" and " or " not in problem["ctx"]["expected"]
+    return f". {field.description}" if has_one_value else ""
+
+
+def _permits_nothing(problem: ErrorDetails) -> bool:
+    """Whether the field may only be null or empty."""
+    is_empty = problem["type"] == "too_long" and problem["ctx"]["max_length"] == 0
+    return is_empty or problem["type"] == "none_required"
 
 
 def _locate(problem: ErrorDetails, body: Any) -> _InvalidField:
@@ -153,7 +160,7 @@ def _sentences(forms: list[list[_InvalidField]]) -> str:
 
 def _sentence(path: Path, expected: list[str], problem: ErrorDetails) -> str:
     text = f"{_format_path(path)} {' or '.join(expected)}".replace(" or must be ", " or ")
-    if problem["type"] in ("missing", "extra_forbidden", "none_required", "union_tag_not_found"):
+    if _permits_nothing(problem) or problem["type"] in ("missing", "extra_forbidden", "union_tag_not_found"):
         return text
     if problem["type"] == "too_long":
         return f"{text}, got {len(problem['input'])}"
@@ -168,11 +175,12 @@ def _as_json(value: Any) -> str:
 
 def _expectation(problem: ErrorDetails) -> str:
     """What the field must be, as the predicate of a sentence."""
-    kind, context = problem["type"], problem.get("ctx", {})
+    kind, context = "none_required" if _permits_nothing(problem) else problem["type"], problem.get("ctx", {})
     if kind in PREDICATES:
         return PREDICATES[kind]
     if kind == "union_tag_invalid":
-        return f"must be one of {context['expected_tags']}".replace(", 'hosted'", " or that of a hosted tool")
+        tags, hosted, _end = context["expected_tags"].partition(", 'hosted'")
+        return f"must be {tags} or the type of a hosted tool" if hosted else f"must be one of {tags}"
     if kind == "literal_error":
         return f"must be {JSON_LITERALS.get(context['expected'], context['expected'])}"
     if kind == "string_pattern_mismatch":
