@@ -168,7 +168,10 @@ def test_the_log_is_written_although_ray_serve_replaces_the_standard_error() -> 
     pytest.importorskip("ray")
     code = (
         "import io, logging, sys; from chairlift.cluster.ray_deployments import configure_logging, logger;"
-        "sys.stderr = io.StringIO(); configure_logging(logging.INFO); logger.info('KV pool')"
+        "from chairlift.server.telemetry.access_log import AccessLog;"
+        "sys.stderr = io.StringIO(); AccessLog('text').write('POST /v1');"
+        "configure_logging(logging.INFO); logger.info('KV pool')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.endswith(" INFO KV pool\n")
+    first, last = done.stderr.splitlines()[-2:]
+    assert (first, last.endswith(" INFO KV pool")) == ("POST /v1", True)
