@@ -203,17 +203,17 @@ def test_sparse_attention_is_refused_with_the_reason(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("field", "value", "problem"),
     [
-        ("attention.value_length", 40),
-        ("attention.key_length_mla", 8),
-        ("attention.kv_lora_rank", None),
-        ("expert_gating_func", 3),
-        ("expert_group_used_count", 5),
-        ("attention.temperature_scale", 0.1),
+        ("attention.value_length", 40, ""),
+        ("attention.key_length_mla", 8, ""),
+        ("attention.kv_lora_rank", None, ""),
+        ("expert_gating_func", 3, r" is 3; supported: 1 \(softmax\) and 2 \(sigmoid\)"),
+        ("expert_group_used_count", 5, ""),
+        ("attention.temperature_scale", 0.1, ""),
     ],
 )
-def test_wrong_gguf_fields_are_refused_by_name(field: str, value: Any) -> None:
+def test_wrong_gguf_fields_are_refused_by_name(field: str, value: Any, problem: str) -> None:
     fields = {
         "context_length": 256,
         "embedding_length": 64,
@@ -226,5 +226,5 @@ def test_wrong_gguf_fields_are_refused_by_name(field: str, value: Any) -> None:
     }
     metadata = {"general.architecture": "deepseek2"}
     metadata |= {f"deepseek2.{key}": each for key, each in fields.items() if each is not None}
-    with pytest.raises(ModelLoadError, match=f"deepseek2.{field}"):
+    with pytest.raises(ModelLoadError, match=f"deepseek2.{field}{problem}"):
         read_gguf_config(metadata, source="model.gguf")

@@ -235,8 +235,9 @@ def read_deepseek2_gguf(header: GGUFHeader) -> ModelConfig:
     """Read the metadata of a GGUF file. Newer files have the sizes of heads in keys that end in `_mla`."""
     fields, tensors = header.fields, header.tensor_names
     has_bias = any(name.endswith(".exp_probs_b.bias") for name in tensors)
-    found = fields.get("expert_gating_func", SIGMOID_GATING if has_bias else SOFTMAX_GATING)
-    gating = SIGMOID_GATING if found == SIGMOID_GATING else SOFTMAX_GATING
+    gating = fields.get("expert_gating_func", SIGMOID_GATING if has_bias else SOFTMAX_GATING)
+    if gating not in (SOFTMAX_GATING, SIGMOID_GATING):
+        raise fields.error("expert_gating_func", f"is {gating!r:.80}; supported: 1 (softmax) and 2 (sigmoid)")
     softmax: ExpertSoftmax = "chosen" if fields.get("expert_weights_norm", False) else "all"
     sizes = read_gguf_sizes(header, expert_softmax=softmax, expert_gating=gating, has_recurrence=True, has_latent=True)
     further = fields.integer("nextn_predict_layers", 0, low=0, high=sizes.num_layers - 1)
