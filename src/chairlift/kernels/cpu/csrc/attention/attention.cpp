@@ -17,6 +17,9 @@ constexpr int kManyRows = 192;          // the same, where enough items remain f
 constexpr int kItemsPerThread = 6;      // so that threads finish at about the same time
 constexpr int64_t kTileLoadRows = 8;    // the cost of loading a tile, in rows computed over it
 constexpr int64_t kPrepareRows = 16;    // tokens of a prompt whose K and V one task writes
+// The states of a step, 128 MiB, above which blocks are no longer cut only to divide the work equally. A chunk of 512
+// tokens at 32,768 tokens of context would have up to 1.6 GB for 16 threads.
+constexpr int64_t kMostStateFloats = 32 << 20;
 
 void require(bool holds, const char* what) {
   if (!holds) throw std::invalid_argument(std::string("AttentionStep: ") + what);
@@ -75,13 +78,16 @@ void cut(StepPlan& plan, const AttentionShape& attention) {
   int64_t num_states = 0;
   for (size_t i = 0; i < plan.blocks.size(); ++i) {
     BlockPlan& block = plan.blocks[i];
-    cut_items(plan, static_cast<int32_t>(i), attention, target);
-    const int64_t rows = num_rows(block, attention);
+    const QueryBlock keys = seen_by(block, plan.window);
+    const int64_t rows = num_rows(block, attention), cost = block_cost(block, attention, plan.window);
+    const int64_t states = (keys.end_split() - keys.first_split()) * state_floats(rows, attention.row_stride());
+    // A block with more than half of the work of a thread is cut all the same.
+    const bool is_whole = num_states + states > kMostStateFloats && cost <= target * kItemsPerThread / 2;
+    cut_items(plan, static_cast<int32_t>(i), attention, is_whole ? cost : target);
     plan.max_rows = std::max(plan.max_rows, rows);
     if (block.num_items == 1) continue;
-    const QueryBlock keys = seen_by(block, plan.window);
     block.states = num_states;
-    num_states += (keys.end_split() - keys.first_split()) * state_floats(rows, attention.row_stride());
+    num_states += states;
   }
   std::stable_sort(plan.items.begin(), plan.items.end(),
                    [](const ItemPlan& a, const ItemPlan& b) { return a.cost > b.cost; });
