@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -88,9 +88,8 @@ def simulate(
 
         print_presets(PRESETS.values())
     elif preset is not None:
-        seed = load.seed if "workload_seed" in given else None
-        num_prompts = load.num_prompts if "num_prompts" in given else None
-        _run_preset(preset, seed, num_prompts, load.trace, as_json)
+        chosen = {"workload_seed": load.seed, "num_prompts": load.num_prompts, "trace": load.trace}
+        _run_preset(preset, {name: value for name, value in chosen.items() if name in given}, as_json)
     elif calibrate is not None:
         _calibrate(calibrate, num_threads)
     else:
@@ -98,15 +97,13 @@ def simulate(
         print_simulation(run_simulation(replace(config, model=model), load, options), as_json=as_json)
 
 
-def _run_preset(
-    name: str, workload_seed: int | None, num_prompts: int | None, trace: Path | None, as_json: bool
-) -> None:
-    from chairlift.lab.presets import PresetOptions, find_preset, print_preset, print_title
+def _run_preset(name: str, options: dict[str, Any], as_json: bool) -> None:
+    from chairlift.lab.presets import find_preset, print_preset, print_title
 
     preset = find_preset(name)
     if not as_json:
         print_title(preset)
-    print_preset(preset, preset.run(PresetOptions(workload_seed, num_prompts, trace)), as_json=as_json)
+    print_preset(preset, preset.run(**options), as_json=as_json)
 
 
 def _calibrate(path: Path, num_threads: int | None) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from chairlift.lab.presets import RUNNERS, PresetOptions, find_preset
+from chairlift.lab.presets import RUNNERS, find_preset
 from chairlift.lab.presets.study import Study, StudyResult, StudySystem
 
 
 def study(preset: str, index: int, num_prompts: int | None, **settings: Any) -> Study:
     """A study of a preset with other settings."""
-    found = find_preset(preset).studies(PresetOptions(num_prompts=num_prompts))[index]
+    found = find_preset(preset).studies(num_prompts=num_prompts)[index]
     return Study(found.preset, {**found.settings, **settings}, found.seed, num_prompts)
 
 

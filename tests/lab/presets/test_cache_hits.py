@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from preset_studies import mean
 
 from chairlift.errors import ConfigError
-from chairlift.lab.presets import PresetOptions, find_preset
+from chairlift.lab.presets import find_preset
 from chairlift.lab.presets.cache_hits import hit_rate
 
 PRESET = find_preset("mooncake-table-1")
@@ -53,23 +53,23 @@ def test_requests_of_one_block_have_the_hits_of_an_lru(blocks: list[int], size: 
 
 def test_the_preset_reads_the_trace_and_shows_the_published_rates(tmp_path: Path) -> None:
     path = trace(tmp_path / "trace.jsonl", [[0, 1, 2], [0, 1, 3], [0, 4], [9]])
-    (result,) = PRESET.run(PresetOptions(trace=path))
+    (result,) = PRESET.run(trace=path)
     assert mean(result, "all blocks, LRU", "hit_rate") == 3 / 9
     assert result.published("1,000 blocks, LRU", "hit_rate") == 0.3
     assert result.study.constants()[0][1] == f"at most 23,608 requests of {path}"
-    (shorter,) = PRESET.run(PresetOptions(trace=path, num_prompts=2))
+    (shorter,) = PRESET.run(trace=path, num_prompts=2)
     assert mean(shorter, "all blocks, LRU", "hit_rate") == 2 / 6
 
 
 def test_a_trace_is_required_and_needs_hashes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="preset mooncake-table-1 needs a trace: give --trace FILE, the request"):
-        PRESET.run(PresetOptions())
+        PRESET.run()
     with pytest.raises(ConfigError, match=r"trace=.* does not apply; its options are: workload_seed, num_prompts"):
-        find_preset("orca").run(PresetOptions(trace=tmp_path))
+        find_preset("orca").run(trace=tmp_path)
     for requests, problem in (([], "the requests have no hash_ids"), ([[]], "no hash_ids"), ([[1, -1]], "got -1:")):
         with pytest.raises(ConfigError, match=problem):
-            PRESET.run(PresetOptions(trace=trace(tmp_path / "wrong.jsonl", requests)))
+            PRESET.run(trace=trace(tmp_path / "wrong.jsonl", requests))
     path = tmp_path / "other.jsonl"
     path.write_text('{"timestamp": 0, "input_length": 5, "output_length": 2}\n', encoding="utf-8")
     with pytest.raises(ConfigError, match=r"line 1: .*hash_ids"):
-        PRESET.run(PresetOptions(trace=path))
+        PRESET.run(trace=path)

@@ -18,5 +18,5 @@ def test_beams_save_more_than_independent_outputs() -> None:
     """Kwon et al., SOSP'23, Figure 15: 37.6 % with 2 beams, 6.09 % with 2 outputs."""
     alone = systems("vllm-fig15", 0, 60)["Alpaca, 2 outputs"]
     beams = systems("vllm-fig15", 1, 60)["Alpaca, 2 beams"]
-    saved = [measure_memory(each, each.requests(0), ["saved"])["saved"] for each in (alone, beams)]
+    saved = [measure_memory(each, 0, ["saved"])["saved"] for each in (alone, beams)]
     assert saved[0] < 15 < 30 < saved[1] < 45

@@ -10,7 +10,7 @@ import pytest
 from preset_studies import mean, run, study, systems
 
 from chairlift.errors import ConfigError
-from chairlift.lab.presets import PRESETS, RUNNERS, PresetOptions, find_preset, print_preset, print_presets, print_title
+from chairlift.lab.presets import PRESETS, RUNNERS, find_preset, print_preset, print_presets, print_title
 from chairlift.lab.presets.memory_use import SteadyStateTally
 from chairlift.lab.presets.study import HEADINGS, MeasuredValue, at_rate, format_value
 from chairlift.lab.sim.simulator import simulate
@@ -30,7 +30,7 @@ def test_every_preset_is_listed_with_its_source(capsys: pytest.CaptureFixture[st
 def test_data_name_systems_measures_and_rows_that_exist(name: str) -> None:
     data = PRESETS[name].data
     assert data["notes"]
-    for part in PRESETS[name].studies(PresetOptions(trace=Path("trace") if "trace" in data else None)):
+    for part in PRESETS[name].studies(trace=Path("trace") if "trace" in data else None):
         assert part.settings["runner"] in RUNNERS
         labels = {system.label for system in part.systems()}
         labels |= {f"{rate:g}/s, {system.label}" for system in part.systems() for rate in system.rates}
@@ -44,7 +44,7 @@ def test_data_name_systems_measures_and_rows_that_exist(name: str) -> None:
 
 def test_vllm_fig3_equals_the_published_numbers() -> None:
     """Kwon et al., SOSP'23, Figure 3: 2038 and 507 slots are never used."""
-    (result,) = find_preset("vllm-fig3").run(PresetOptions())
+    (result,) = find_preset("vllm-fig3").run()
     assert {label: mean(result, label, "never_used") for label in result.rows} == {"A": 2038, "B": 507}
     for label, row in result.study.settings["published"].items():
         assert all(mean(result, label, measure) == value for measure, value in row.items())
@@ -138,7 +138,7 @@ def test_too_few_prompts_are_an_error() -> None:
 
 def test_output_has_constants_tables_notes_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     preset = find_preset("vllm-fig3")
-    results = preset.run(PresetOptions())
+    results = preset.run()
     print_title(preset)
     print_preset(preset, results)
     print_preset(preset, results, as_json=True)
@@ -154,17 +154,15 @@ def test_output_has_constants_tables_notes_and_json(capsys: pytest.CaptureFixtur
 
 def test_options_that_do_not_apply_are_rejected() -> None:
     with pytest.raises(ConfigError, match="workload_seed=1 does not apply; its options are: num_prompts"):
-        find_preset("anyscale").run(PresetOptions(workload_seed=1))
+        find_preset("anyscale").run(workload_seed=1)
     with pytest.raises(ConfigError, match="num_prompts=3 does not apply; its options are: none"):
-        find_preset("vllm-fig3").run(PresetOptions(num_prompts=3))
-    with pytest.raises(ConfigError, match="num_prompts must be at least 1"):
-        PresetOptions(num_prompts=0)
+        find_preset("vllm-fig3").run(num_prompts=3)
     with pytest.raises(ConfigError, match="is unknown; use one of "):
         find_preset("fig4")
 
 
 def test_seed_and_count_reach_the_constants() -> None:
-    chosen = find_preset("sarathi").studies(PresetOptions(workload_seed=2, num_prompts=4))
+    chosen = find_preset("sarathi").studies(workload_seed=2, num_prompts=4)
     assert all("4 requests per run, seed 2" in dict(part.constants())[part.settings["title"]] for part in chosen)
     assert "seeds 0 to 2" in dict(study("vllm-fig2", 0, None).constants())["Slots of the KV memory by use"]
 

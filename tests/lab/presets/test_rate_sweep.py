@@ -108,7 +108,7 @@ def test_a_cost_of_each_running_request_lowers_the_ratio_of_short_requests() -> 
         for name in ("Orca (Oracle) = oracle", ONE_PAGED):
             system = systems("vllm-fig14", 0, 1000, [name])[f"basic, {name}"]
             vars(system)["cost_model"] = HostCost(system.cost_model, seconds)
-            rates += measure_memory(system, system.requests(0), ["finished_per_s"]).values()
+            rates += measure_memory(system, 0, ["finished_per_s"]).values()
         ratios.append(rates[1] / rates[0])
     assert ratios[1] < 1.3 < ratios[0], ratios
 

@@ -9,7 +9,7 @@ from preset_studies import mean
 
 from chairlift.config import SCHEDULING_POLICIES
 from chairlift.errors import ConfigError
-from chairlift.lab.presets import RUNNERS, PresetOptions, find_preset
+from chairlift.lab.presets import RUNNERS, find_preset
 from chairlift.lab.presets.study import Study
 from chairlift.slo import SLO
 
@@ -26,7 +26,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 def test_every_policy_serves_the_requests_of_the_trace(trace: Path) -> None:
-    (study,) = PRESET.studies(PresetOptions(trace=trace, num_prompts=20))
+    (study,) = PRESET.studies(trace=trace, num_prompts=20)
     systems = list(study.systems())
     assert [system.config.scheduler.scheduling_policy for system in systems] == list(SCHEDULING_POLICIES)
     requests = systems[0].requests(0)
@@ -36,7 +36,7 @@ def test_every_policy_serves_the_requests_of_the_trace(trace: Path) -> None:
 
 
 def test_short_requests_first_have_a_lower_mean_latency(trace: Path) -> None:
-    (study,) = PRESET.studies(PresetOptions(trace=trace))
+    (study,) = PRESET.studies(trace=trace)
     engine = {**study.preset["engine"], "max_num_seqs": 2}
     settings = {**study.settings, "systems": ["fcfs", "srpt"], "loads": [2.0], "engine": engine}
     result = RUNNERS["rate sweep"](Study(study.preset, settings, 0, 60, trace), lambda: None)
@@ -48,7 +48,7 @@ def test_short_requests_first_have_a_lower_mean_latency(trace: Path) -> None:
 
 
 def test_requests_that_exceed_the_model_are_left_out(trace: Path) -> None:
-    (study,) = PRESET.studies(PresetOptions(trace=trace))
+    (study,) = PRESET.studies(trace=trace)
     for limit, count in ((320, 40), (10, 0)):
         engine = {**study.preset["engine"], "max_model_len": limit}
         system = next(Study(study.preset, {**study.settings, "engine": engine}, 0, None, trace).systems())

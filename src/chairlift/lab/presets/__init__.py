@@ -4,7 +4,7 @@ A file has these fields:
 
     title, source   what was published, and where
     trace           the trace that the user has to give, in words; missing if the preset needs none
-    options         the other fields of `PresetOptions` that apply; all if it is missing
+    options         which of workload_seed and num_prompts apply; both if it is missing
     engine          settings of the engine (see `StudySystem.config`) and workload (see `StudySystem.requests`), which
     workload        a study, a case or a system may replace
     systems         the compared systems: their settings by name, or a name of `study.SYSTEMS`
@@ -15,8 +15,9 @@ A file has these fields:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.resources import files
 from pathlib import Path
@@ -30,8 +31,6 @@ from chairlift.errors import ConfigError
 from chairlift.lab.presets import cache_hits, memory_use, preemption_cost, rate_sweep, service_gap
 from chairlift.lab.presets.study import Study, StudyResult, measure_systems
 from chairlift.lab.tables import constants_table, make_table, print_parts, print_report
-from chairlift.lab.workload.request import MAX_NUM_PROMPTS
-from chairlift.options import check_options, option
 
 RUNNERS: Final[dict[str, Callable[[Study, Callable[[], object]], StudyResult]]] = {
     "rate sweep": rate_sweep.run,
@@ -42,18 +41,6 @@ RUNNERS: Final[dict[str, Callable[[Study, Callable[[], object]], StudyResult]]] 
     "preemption cost": partial(measure_systems, preemption_cost.measure),
 }
 """The function that runs a study of each kind. It calls its second argument after each system."""
-
-
-@dataclass(frozen=True, slots=True)
-class PresetOptions:
-    """The options of a preset; None selects the preset's value."""
-
-    workload_seed: int | None = option(None, "Seed of lengths, tokens and arrivals.", minimum=0)
-    num_prompts: int | None = option(None, "Number of requests in each run.", minimum=1, maximum=MAX_NUM_PROMPTS)
-    trace: Path | None = option(None, "Recorded workload, for the presets that need one.")
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(frozen=True)
@@ -69,8 +56,10 @@ class Preset:
         loaded: Mapping[str, Any] = json.loads(text)
         return loaded
 
-    def studies(self, options: PresetOptions) -> list[Study]:
-        """The studies with these options.
+    def studies(
+        self, *, workload_seed: int | None = None, num_prompts: int | None = None, trace: Path | None = None
+    ) -> list[Study]:
+        """The studies with these options of `WorkloadOptions`; None selects the preset's value.
 
         Raises:
             ConfigError: an option does not apply to the preset, or it needs a trace.
@@ -78,50 +67,38 @@ class Preset:
         supported = [*self.data.get("options", ("workload_seed", "num_prompts"))]
         if "trace" in self.data:
             supported.append("trace")
-            if options.trace is None:
+            if trace is None:
                 raise ConfigError(f"preset {self.name} needs a trace: give --trace FILE, {self.data['trace']}")
-        for field in fields(options):
-            value = getattr(options, field.name)
-            if value is not None and field.name not in supported:
+        for name, value in (("workload_seed", workload_seed), ("num_prompts", num_prompts), ("trace", trace)):
+            if value is not None and name not in supported:
                 raise ConfigError(
-                    f"preset {self.name}: {field.name}={value} does not apply; its options are: "
+                    f"preset {self.name}: {name}={value} does not apply; its options are: "
                     f"{', '.join(supported) or 'none'}"
                 )
-        seed = options.workload_seed or 0
-        return [Study(self.data, study, seed, options.num_prompts, options.trace) for study in self.data["studies"]]
+        return [Study(self.data, study, workload_seed or 0, num_prompts, trace) for study in self.data["studies"]]
 
-    def run(self, options: PresetOptions) -> list[StudyResult]:
+    def run(self, **options: Any) -> list[StudyResult]:
         """Simulate all studies of the preset, with a progress bar.
+
+        Args:
+            options: as for `studies`.
 
         Raises:
             ConfigError: an option does not apply, the trace is missing or cannot be read, or there are too few
                 requests.
         """
-        studies = self.studies(options)
+        studies = self.studies(**options)
         with progress_bar("simulated systems", sum(len(list(study.systems())) for study in studies)) as advance:
             return [RUNNERS[study.settings["runner"]](study, advance) for study in studies]
 
 
-NAMES: Final = (
-    "anyscale",
-    "azure-policies",
-    "distserve-figure-1",
-    "mooncake-table-1",
-    "orca",
-    "sarathi",
-    "vllm-fig2",
-    "vllm-fig3",
-    "vllm-fig12",
-    "vllm-fig13",
-    "vllm-fig14",
-    "vllm-fig15",
-    "vllm-fig16",
-    "vllm-fig17",
-    "vllm-fig18b",
-    "vllm-fig19",
-    "vtc-figure-3",
-)
-PRESETS: Final = {name: Preset(name) for name in NAMES}
+def _natural_order(name: str) -> list[int | str]:
+    """The text and the numbers of a name, so that fig2 precedes fig12."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+NAMES: Final = [path.name.removesuffix(".json") for path in files(__name__).joinpath("data").iterdir()]
+PRESETS: Final = {name: Preset(name) for name in sorted(NAMES, key=_natural_order)}
 
 
 def find_preset(name: str) -> Preset:

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from chairlift.core.kv.block_pool import BlockPool
 from chairlift.errors import ConfigError
-from chairlift.lab.presets.study import Study, StudySystem
+from chairlift.lab.presets.study import StudySystem
 from chairlift.lab.workload.traces.formats import MooncakeLine, json_records
 
 
-def measure(_study: Study, system: StudySystem, _seed: int) -> dict[str, float]:
+def measure(system: StudySystem, _seed: int) -> dict[str, float]:
     """The hit rate of a system, whose pool has `num_blocks` blocks; null: all blocks of the trace."""
-    assert system.trace is not None
-    hashes = read_hashes(system.trace, system.count)
+    assert system.study.trace is not None
+    hashes = read_hashes(system.study.trace, system.count)
     return {"hit_rate": hit_rate(hashes, system.engine["num_blocks"] or len(set().union(*hashes)))}
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from chairlift.errors import ConfigError
 from chairlift.events import SLOT_KINDS, Event, EventSink, Step
-from chairlift.lab.presets.study import Study, StudySystem, at_rate
+from chairlift.lab.presets.study import StudySystem, at_rate
 from chairlift.lab.sim.simulator import forced_requests, simulate
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.request import Request
@@ -18,15 +19,14 @@ WARM_UP_SHARE: Final = 0.1
 """The share of the requests that are admitted before the first counted step."""
 
 
-def measure(study: Study, system: StudySystem, seed: int) -> dict[str, float]:
+def measure(system: StudySystem, seed: int) -> dict[str, float]:
     """Simulate a system at the rate of the workload, or with all requests at once."""
-    return measure_memory(system, system.requests(seed), study.measures)
+    return measure_memory(system, seed, system.study.measures)
 
 
-def measure_memory(
-    system: StudySystem, requests: Sequence[WorkloadRequest], measures: Sequence[str]
-) -> dict[str, float]:
-    """Simulate the requests, and return the measures (see `SteadyStateTally`)."""
+def measure_memory(system: StudySystem, seed: int, measures: Sequence[str]) -> dict[str, float]:
+    """Simulate the requests of a system, and return the measures (see `SteadyStateTally`)."""
+    requests = system.requests(seed)
     tally = SteadyStateTally(system.workload.get("num_outputs", 1) * len(requests))
     simulate_outputs(system, at_rate(requests, system.workload.get("request_rate", math.inf)), tally)
     return {name: tally.value(name) for name in measures}
@@ -118,11 +118,7 @@ def simulate_outputs(system: StudySystem, items: Sequence[WorkloadRequest], even
     """
     count = system.workload.get("num_outputs", 1)
     has_beams = system.workload.get("beam_search", False) and system.config.kv == "paged"
-
-    def make_siblings(item: WorkloadRequest) -> list[Request]:
-        return siblings(item, count, has_beams)
-
-    requests_for = forced_requests if count == 1 else make_siblings
+    requests_for = forced_requests if count == 1 else partial(siblings, count=count, has_beams=has_beams)
     result = simulate(items, system.config, system.cost_model, events, requests_for=requests_for)
     assert not result.rejected, result.rejected[0]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from chairlift.lab.presets.study import Study, StudySystem
+from chairlift.lab.presets.study import StudySystem
 from chairlift.lab.sim.cost_model import StepShape, num_causal_pairs
 from chairlift.lab.sim.swap_cost import simulate_swap
 
 MILLISECONDS: Final = 1e3
 
 
-def measure(_study: Study, system: StudySystem, _seed: int) -> dict[str, float]:
+def measure(system: StudySystem, _seed: int) -> dict[str, float]:
     """Compute the time to swap a request out and in, and that to recompute it, with the block size of a system."""
     num_tokens, block_size = system.workload["num_tokens"], system.engine["block_size"]
     swap = simulate_swap(1, block_size, system.model, system.device)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 from chairlift.events import EventBroadcaster
@@ -40,7 +40,9 @@ def run(study: Study, advance: Callable[[], object]) -> StudyResult:
     """Simulate each system at the rates, with all requests at the start, or search its highest rates."""
     headings = {name: f"requests/s at {name}" for name in study.settings.get("limits", {})}
     result = StudyResult(study, headings=headings)
-    capacity = _capacity(study) if "loads" in study.settings else 0.0
+    capacity = 0.0
+    if "loads" in study.settings:  # in requests per second that the first system finishes while its queue is not empty
+        capacity = measure_memory(next(study.systems()), study.seed, ["finished_per_s"])["finished_per_s"]
     for system in study.systems():
         requests = system.requests(study.seed)
         rates = {f"{rate:g}/s, ": rate for rate in system.rates}
@@ -56,34 +58,23 @@ def run(study: Study, advance: Callable[[], object]) -> StudyResult:
     return result
 
 
-def _capacity(study: Study) -> float:
-    """Requests per second that the first system finishes while its queue is not empty."""
-    system = next(study.systems())
-    return measure_memory(system, system.requests(study.seed), ["finished_per_s"])["finished_per_s"]
-
-
 def _highest_rates(study: Study, system: StudySystem, requests: Sequence[WorkloadRequest]) -> Row:
     row: Row = {}
     measured = cache(lambda rate: measure_run(system, requests, rate))
     for name, limit in system.limits.items():
         bounds = {key: _bound(study, key, value) for key, value in limit["at_most"].items()}
-        is_met = _condition(measured, bounds, limit.get("at_least", {}))
+        is_met = partial(_is_met, measured, bounds, limit.get("at_least", {}))
         rate = highest_rate(is_met, 1.0, study.settings.get("tolerance", TOLERANCE))
         value = measured(rate)[limit["value"]] if rate and "value" in limit else rate / system.num_instances
         row[name] = MeasuredValue(value) if math.isfinite(value) else None
     return row
 
 
-def _condition(
-    measured: Callable[[float], dict[str, float]], at_most: Mapping[str, float], at_least: Mapping[str, float]
-) -> Callable[[float], bool]:
-    def is_met(rate: float) -> bool:
-        found = measured(rate)
-        return all(found[key] <= most for key, most in at_most.items()) and all(
-            found[key] >= least for key, least in at_least.items()
-        )
-
-    return is_met
+def _is_met(
+    measured: Callable[[float], dict[str, float]], most: Mapping[str, float], least: Mapping[str, float], rate: float
+) -> bool:
+    found = measured(rate)
+    return all(found[key] <= most[key] for key in most) and all(found[key] >= least[key] for key in least)
 
 
 def _bound(study: Study, measure: str, value: float | Mapping[str, Any]) -> float:
@@ -97,7 +88,7 @@ def _bound(study: Study, measure: str, value: float | Mapping[str, Any]) -> floa
 
 def measure_run(system: StudySystem, requests: Sequence[WorkloadRequest], rate: float) -> dict[str, float]:
     """Simulate requests of a system at a rate to their end, and return all measures. Every request must fit."""
-    if (minutes := system.workload.get("minutes")) is not None and system.num_prompts is None:
+    if (minutes := system.workload.get("minutes")) is not None and system.study.num_prompts is None:
         requests = requests[: max(MIN_REQUESTS, round(rate * 60 * minutes))]
     if system.instances is not None:
         latencies = system.instances.simulate(at_rate(requests, rate), system.config, system.cost_model)

@@ -10,12 +10,12 @@ from itertools import combinations
 from chairlift.core.queues.fair_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 from chairlift.core.queues.prefix_fair_queue import QUANTUM
 from chairlift.events import Event, RequestArrived, RequestFinished, Step
-from chairlift.lab.presets.study import Study, StudySystem
+from chairlift.lab.presets.study import StudySystem
 from chairlift.lab.sim.simulator import simulate
 from chairlift.lab.workload.request import WorkloadRequest
 
 
-def measure(_study: Study, system: StudySystem, seed: int) -> dict[str, float]:
+def measure(system: StudySystem, seed: int) -> dict[str, float]:
     """Simulate a system with the clients and the rates of its workload, and measure until the last arrival."""
     requests = system.requests(seed)
     tally = ServiceTally(requests[-1].arrival)

@@ -88,14 +88,13 @@ class StudySystem:
         limits: the conditions of a search for the highest rate (see `rate_sweep`).
     """
 
+    study: Study
     case: str
     name: str
     engine: Mapping[str, Any]
     workload: Mapping[str, Any]
     rates: Sequence[float]
     limits: Mapping[str, Mapping[str, Any]]
-    num_prompts: int | None
-    trace: Path | None
 
     @property
     def label(self) -> str:
@@ -164,11 +163,11 @@ class StudySystem:
     @property
     def count(self) -> int:
         """The number of requests of a run."""
-        return int(self.num_prompts or self.workload.get("num_prompts", 1))
+        return int(self.study.num_prompts or self.workload.get("num_prompts", 1))
 
     def requests(self, seed: int) -> list[WorkloadRequest]:
         """Draw the requests, which arrive once per second on average. `at_rate` changes their rate and nothing else."""
-        requests = self._draw(seed) if self.trace is None else self._read(self.trace)
+        requests = self._draw(seed) if self.study.trace is None else self._read(self.study.trace)
         if self.workload.get("slo") is not None:
             requests = [replace(request, slo=SLO(**self.workload["slo"])) for request in requests]
         if self.workload.get("max_tokens") is not None:
@@ -243,17 +242,12 @@ class Study:
         for case, own in self.settings.get("cases", {"": {}}).items():
             for name in names:
                 levels = (self.preset, self.settings, own, systems[name])
-                merged = {part: _merge(part, levels) for part in ("engine", "workload")}
-                rates, limits = (own.get(key, self.settings.get(key, ())) for key in ("rates", "limits"))
-                yield StudySystem(
-                    case,
-                    name,
-                    **merged,
-                    rates=rates,
-                    limits=dict(limits),
-                    num_prompts=self.num_prompts,
-                    trace=self.trace,
+                engine, workload = (
+                    dict(pair for level in levels for pair in level.get(part, {}).items())
+                    for part in ("engine", "workload")
                 )
+                rates, limits = (own.get(key, self.settings.get(key, ())) for key in ("rates", "limits"))
+                yield StudySystem(self, case, name, engine, workload, rates, dict(limits))
 
     def constants(self) -> list[tuple[str, str]]:
         """The settings that were chosen and the constants of the cost models, as (name, value)."""
@@ -271,10 +265,6 @@ class Study:
         for system in systems:
             found += system.cost_model.constants() if "model" in system.engine else []
         return list(dict.fromkeys(found))
-
-
-def _merge(part: str, levels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: value for level in levels for name, value in level.get(part, {}).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,15 +376,15 @@ class StudyResult:
         return f"{label.partition(',')[0]}, {what}"
 
 
-Measure = Callable[[Study, StudySystem, int], Mapping[str, float]]
-"""Returns the measures of a system, and perhaps others, for a seed."""
+Measure = Callable[[StudySystem, int], Mapping[str, float]]
+"""Returns the measures of the study of a system, and perhaps others, for a seed."""
 
 
 def measure_systems(measure: Measure, study: Study, advance: Callable[[], object]) -> StudyResult:
     """The result with one row for each system: the means over the seeds of the study."""
     result = StudyResult(study)
     for system in study.systems():
-        found = [measure(study, system, seed) for seed in study.seeds]
+        found = [measure(system, seed) for seed in study.seeds]
         row: Row = {name: MeasuredValue.from_values([each[name] for each in found]) for name in study.measures}
         result.add(system, row)
         advance()
