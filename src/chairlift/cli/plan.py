@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -194,13 +195,13 @@ def _workload(options: PlanOptions, load: WorkloadOptions) -> PlannedWorkload:
     from chairlift.lab.planning.planned_workload import PlannedWorkload
     from chairlift.lab.workload.lengths import parse_lengths
 
-    max_tokens = options.max_tokens
+    max_tokens, rate = options.max_tokens, load.request_rate
     if max_tokens is not None and max_tokens.isdecimal():
         max_tokens = f"fixed:{max_tokens}"
     return PlannedWorkload(
         input_len=parse_lengths(load.input_len or DEFAULT_INPUT_LEN),
         output_len=parse_lengths(load.output_len or DEFAULT_OUTPUT_LEN),
         max_tokens=None if max_tokens is None else parse_lengths(max_tokens),
-        request_rate=None if load.request_rate is None else load.request_rate / options.replicas,
+        request_rate=None if rate is None or rate == math.inf else rate / options.replicas,
         seed=load.seed,
     )

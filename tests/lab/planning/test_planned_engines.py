@@ -428,7 +428,7 @@ def test_the_startup_log_has_planned_and_used_memory(
     started = events.events[0]
     assert isinstance(started, EngineStarted)
     model_config = load_config(resolve_model(str(folder)))
-    assert started.weight_bytes == ModelShape.from_config(model_config, "tiny", 4).weight_bytes > 0
+    assert started.weight_bytes == ModelShape("tiny", model_config, 4).weight_bytes > 0
 
 
 def peak_bytes(core: EngineCore) -> int:

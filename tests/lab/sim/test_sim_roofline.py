@@ -83,8 +83,8 @@ def test_shape_from_a_config() -> None:
         "num_hidden_layers": 40, "num_attention_heads": 40, "max_position_embeddings": 2048, "dtype": "float16",
     }  # fmt: skip
     read = read_hf_config(config, source="config.json")
-    assert ModelShape.from_config(read, "opt-13b") == model_shape("opt-13b")
-    assert ModelShape.from_config(read, "x", bytes_per_value=4).kv_bytes_per_slot == 2 * 819_200
+    assert ModelShape("opt-13b", read) == model_shape("opt-13b")
+    assert ModelShape("x", read, 4, 4).kv_bytes_per_slot == 2 * 819_200
 
 
 def test_seconds_of_known_steps() -> None:

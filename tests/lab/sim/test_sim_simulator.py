@@ -103,20 +103,6 @@ def test_first_event_describes_the_engine() -> None:
     assert (continuous.static_batch_size, continuous.kv_arena, continuous.enable_prefix_caching) == (None, None, True)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"kv": "fast"}, "kv must be one of"),
-        ({"kv": "max", "enable_prefix_caching": True}, "enable_prefix_caching needs kv=paged"),
-        ({"kv_arena": "first-fit"}, "needs a reservation policy"),
-        ({"num_blocks": 0}, "num_kv_blocks must be at least 1"),
-    ],
-)
-def test_invalid_configurations_are_rejected(fields: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        SimConfig(**{"scheduler": SchedulerConfig(64), "num_blocks": 16, **fields})  # type: ignore[arg-type]
-
-
 def test_too_small_a_pool_is_rejected() -> None:
     with pytest.raises(ConfigError, match="reserves max_model_len=64"):
         simulate([], SimConfig(SchedulerConfig(64), num_blocks=3, kv="max"), ConstantCost())

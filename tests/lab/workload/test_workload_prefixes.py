@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from chairlift.errors import ConfigError
 from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
@@ -34,15 +31,3 @@ def test_the_prefix_is_shared_and_suffixes_are_not() -> None:
     assert len(set(long)) == len(long)
     assert workload == prefixed()
     assert workload != prefixed(seed=2)
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"prefix_len": -1}, "prefix_len must be at least 0, got -1"),
-        ({"seed": -1}, "seed must be at least 0, got -1"),
-    ],
-)
-def test_invalid_numbers_are_rejected(changes: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        prefixed(**changes)

@@ -108,11 +108,6 @@ def test_equal_ids_are_rejected() -> None:
         RequestFeed([request("a"), request("b"), request("a")])
 
 
-def test_max_concurrency_must_be_positive() -> None:
-    with pytest.raises(ConfigError, match=r"max_concurrency must be at least 1, .* got 0"):
-        RequestFeed([request("a")], 0)
-
-
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [

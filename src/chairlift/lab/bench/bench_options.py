@@ -73,10 +73,6 @@ class LatencyOptions:
         )
 
 
-def _parse_policies(text: str, _name: str) -> tuple[ComparedPolicy, ...]:
-    return parse_policies(text)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareOptions(WorkloadOptions):
     """A workload of greedy requests with forced lengths, and the policies that serve it.
@@ -95,7 +91,7 @@ class CompareOptions(WorkloadOptions):
         f"max. {', '.join(SCHEDULING_POLICIES)} (and srpt:PREDICTOR) are orders of the queue over the KV policy paged. "
         "BATCHING/KV/ORDER combines others, such as static/paged or static/paged/srpt:oracle. Default: "
         "static,exact,max,paged.",
-        parse=_parse_policies,
+        parse=parse_policies,
     )
     max_tokens: int | None = option(
         None, "max_tokens of every request. Default: the largest value that fits --max-model-len.", minimum=1

@@ -102,15 +102,18 @@ def parse_policy(text: str) -> ComparedPolicy:
     return ComparedPolicy(name, batching, kv, run_to, order or None, predictor or None)
 
 
-def parse_policies(text: str) -> tuple[ComparedPolicy, ...]:
+def parse_policies(text: str, name: str = "policies") -> tuple[ComparedPolicy, ...]:
     """Parse two or more names of policies, separated by commas. The first policy is the baseline.
+
+    Args:
+        name: the name of the option, for the error message.
 
     Raises:
         ConfigError: there are fewer than two policies, one is unknown, or one occurs twice.
     """
     policies = tuple(parse_policy(part) for part in text.split(",") if part.strip())
     if len(policies) < 2:
-        raise ConfigError(f"policies must have at least two names, separated by commas, got {text!r}")
+        raise ConfigError(f"{name} must have at least two names, separated by commas, got {text!r}")
     seen: dict[ComparedPolicy, str] = {}
     for policy in policies:
         key = replace(policy, name="")

@@ -162,7 +162,7 @@ def find_model(name: str | None, device: Device) -> ModelShape:
         files = resolve_model(name)
     except ModelLoadError as error:
         raise ModelLoadError(f"{error}; or a shape: {', '.join(MODEL_SHAPES)}") from None
-    return ModelShape.from_config(load_decoder_config(files), files.name, device.bytes_per_value)
+    return ModelShape(files.name, load_decoder_config(files), device.bytes_per_value, device.bytes_per_value)
 
 
 def sim_config(config: EngineConfig, model: ModelShape, device: Device, num_devices: int = 1) -> SimConfig:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from chairlift.events import Event, RequestFinished, Step
+from chairlift.events import Event, Step
 from chairlift.observability.reading import DEFAULT_TOKENS_PER_SECOND, ReadingCurve
 from chairlift.observability.replay import Replay, ReplayReader, Rows
 from chairlift.observability.tracked_request import TrackedRequest
@@ -125,18 +125,18 @@ class RequestTally(ReplayReader):
         self._token_times.pop(request.index, None)
         self._on_complete(request.index, metrics)
 
-    def _qoe(self, request: TrackedRequest, times: list[float]) -> float | None:
-        started = self._replay.started
+    def _metrics(self, request: TrackedRequest) -> RequestMetrics:
+        is_streamed, finished, started = not self._replay.is_static, request.finished, self._replay.started
+        times = self._token_times.get(request.index, [])[:]
+        if finished is not None and is_streamed:  # A step that was in flight at the end may have sampled more tokens.
+            del times[finished.num_output_tokens :]
+        elif finished is not None and finished.first_token_time is not None:
+            times = [finished.time] * finished.num_output_tokens
         speed = None if started is None else started.pacing_tokens_per_second
         curve = ReadingCurve(speed or DEFAULT_TOKENS_PER_SECOND, request.slo)
-        for time in times:
-            curve.add(time - request.arrived.time)
-        return curve.qoe()
-
-    def _metrics(self, request: TrackedRequest) -> RequestMetrics:
-        is_streamed = not self._replay.is_static
-        finished = request.finished
-        times = self._streamed_times(request) if is_streamed else _static_times(finished)
+        if is_streamed and request.arrived.is_streamed:
+            for time in times:
+                curve.add(time - request.arrived.time)
         return RequestMetrics(
             request_id=request.request_id,
             num_prompt_tokens=request.arrived.num_prompt_tokens,
@@ -148,20 +148,8 @@ class RequestTally(ReplayReader):
             is_streamed=is_streamed,
             predicted_len=request.arrived.predicted_len,
             met_slo=request.met_slo,
-            qoe=self._qoe(request, times) if is_streamed and request.arrived.is_streamed else None,
+            qoe=curve.qoe(),
         )
-
-    def _streamed_times(self, request: TrackedRequest) -> list[float]:
-        """The times of the returned tokens. A step that was in flight at the end may have sampled more."""
-        times = self._token_times.get(request.index, [])
-        return times[:] if request.finished is None else times[: request.finished.num_output_tokens]
-
-
-def _static_times(finished: RequestFinished | None) -> list[float]:
-    """The times of the tokens of a member of a static batch; none if it was aborted before it had one."""
-    if finished is None or finished.first_token_time is None:
-        return []
-    return [finished.time] * finished.num_output_tokens
 
 
 def request_metrics(events: Iterable[Event]) -> list[RequestMetrics]:

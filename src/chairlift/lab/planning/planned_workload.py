@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +15,6 @@ from chairlift.engine.startup.pool_capacity import (
     forced_request,
     rejection_message,
 )
-from chairlift.errors import ConfigError
-from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import LengthDistribution, paired_lengths
 
 
@@ -31,9 +28,6 @@ class PlannedWorkload:
         max_tokens: distribution of the `max_tokens` of the requests; None takes their true output lengths.
         request_rate: Poisson arrivals per second in the simulation; None starts all requests at once.
         seed: seed of lengths and arrivals.
-
-    Raises:
-        ConfigError: request_rate is not positive, or the seed is negative.
     """
 
     input_len: LengthDistribution
@@ -41,13 +35,6 @@ class PlannedWorkload:
     max_tokens: LengthDistribution | None = None
     request_rate: float | None = None
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.request_rate == math.inf:
-            object.__setattr__(self, "request_rate", None)
-        ArrivalProcess(self.request_rate)
-        if self.seed < 0:
-            raise ConfigError(f"seed must be at least 0, got {self.seed}")
 
     def lengths(self, max_model_len: int) -> Iterator[RequestLengths]:
         """Draw lengths endlessly; equal workloads draw equal lengths.
@@ -69,13 +56,9 @@ class PlannedWorkload:
 
     def to_dict(self) -> dict[str, Any]:
         """The workload for JSON."""
-        return {
-            "input_len": str(self.input_len),
-            "output_len": str(self.output_len),
-            "max_tokens": None if self.max_tokens is None else str(self.max_tokens),
-            "request_rate": self.request_rate,
-            "seed": self.seed,
-        }
+        lengths = ("input_len", "output_len", "max_tokens")
+        texts = {name: None if (found := getattr(self, name)) is None else str(found) for name in lengths}
+        return {**texts, "request_rate": self.request_rate, "seed": self.seed}
 
 
 def accepted_lengths(pool: KVPool, load: PlannedWorkload) -> Iterator[RequestLengths]:

@@ -10,7 +10,7 @@ from typing import Final
 from chairlift.errors import ConfigError
 from chairlift.events import SLOT_KINDS, Event, EventSink, Step
 from chairlift.lab.presets.study import StudySystem, at_rate
-from chairlift.lab.sim.simulator import forced_requests, simulate
+from chairlift.lab.sim.simulator import simulate
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
@@ -118,7 +118,7 @@ def simulate_outputs(system: StudySystem, items: Sequence[WorkloadRequest], even
     """
     count = system.workload.get("num_outputs", 1)
     has_beams = system.workload.get("beam_search", False) and system.config.kv == "paged"
-    requests_for = forced_requests if count == 1 else partial(siblings, count=count, has_beams=has_beams)
+    requests_for = None if count == 1 else partial(siblings, count=count, has_beams=has_beams)
     result = simulate(items, system.config, system.cost_model, events, requests_for=requests_for)
     assert not result.rejected, result.rejected[0]
 

@@ -76,11 +76,6 @@ class ModelShape:
     bytes_per_weight: float = 2
     bytes_per_kv_value: float = 2
 
-    @classmethod
-    def from_config(cls, config: ModelConfig, name: str, bytes_per_value: int = 2) -> ModelShape:
-        """Create a shape whose weights, keys and values all have `bytes_per_value` bytes."""
-        return cls(name, config, bytes_per_value, bytes_per_value)
-
     @property
     def vocab_size(self) -> int:
         return self.config.vocab_size

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from chairlift.clock import VirtualClock
-from chairlift.config import DEFAULT_BLOCK_SIZE, EngineConfig, SchedulerConfig
+from chairlift.config import DEFAULT_BLOCK_SIZE, SchedulerConfig
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
 from chairlift.core.kv.kv_cache_manager import FULL
@@ -15,7 +15,7 @@ from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, EventSink
 from chairlift.lab.sim.cost_model import CostModel
-from chairlift.lab.sim.executor import TOP_TOKEN, SimExecutor, TokenRecording
+from chairlift.lab.sim.executor import TOP_TOKEN, SimExecutor
 from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.swap_cost import SimulatedSwap
 from chairlift.lab.workload.request import WorkloadRequest
@@ -34,9 +34,6 @@ class SimConfig:
         checkpoints: the checkpoints of recurrent states; None if the model has none.
         swap: the swap space; None if preempted requests are recomputed.
         top_token: the distribution of the next tokens of beams (see `SimExecutor`).
-
-    Raises:
-        ConfigError: as EngineConfig.
     """
 
     scheduler: SchedulerConfig
@@ -50,15 +47,6 @@ class SimConfig:
     checkpoints: CheckpointPlan | None = None
     swap: SimulatedSwap | None = None
     top_token: tuple[float, float] = TOP_TOKEN
-
-    def __post_init__(self) -> None:
-        EngineConfig(
-            block_size=self.block_size,
-            num_kv_blocks=self.num_blocks,
-            kv=self.kv,
-            kv_arena=self.kv_arena,
-            enable_prefix_caching=self.enable_prefix_caching,
-        )
 
     @property
     def num_swap_blocks(self) -> int:
@@ -127,19 +115,13 @@ def forced_request(item: WorkloadRequest) -> Request:
     )
 
 
-def forced_requests(item: WorkloadRequest) -> list[Request]:
-    """Returns the one request of `forced_request`."""
-    return [forced_request(item)]
-
-
 def simulate(
     workload: RequestFeed | Sequence[WorkloadRequest],
     config: SimConfig,
     cost_model: CostModel,
     events: EventSink | None = None,
     *,
-    tokens: TokenRecording | None = None,
-    requests_for: Callable[[WorkloadRequest], Sequence[Request]] = forced_requests,
+    requests_for: Callable[[WorkloadRequest], Sequence[Request]] | None = None,
 ) -> SimResult:
     """Simulates a workload to its end; every output has exactly its forced length.
 
@@ -150,8 +132,8 @@ def simulate(
         workload: a feed, for example with a concurrency limit, or requests with their arrival times.
         events: receives the events of the run, with times in virtual seconds. A long run has many large events, which
             `metrics.run.RunTally` aggregates as they come.
-        tokens: recorded output tokens to replay, because they enter block hashes; None: all are 0.
-        requests_for: returns the requests of the engine for one of the workload, such as several outputs of a prompt.
+        requests_for: returns the requests of the engine for one of the workload, such as several outputs of a prompt;
+            None: one request (see `forced_request`).
 
     Raises:
         ConfigError: the pool is too small for the policy (see `make_kv_cache_manager`).
@@ -160,12 +142,12 @@ def simulate(
     if events is not None:
         events.emit(config.engine_started())
     feed = workload if isinstance(workload, RequestFeed) else RequestFeed(workload)
-    core, executor = make_engine_core(config, cost_model, clock, events, tokens)
+    core, executor = make_engine_core(config, cost_model, clock, events)
     while True:
         while due := feed.pop_due(clock.now()):
             for item in due:
                 try:
-                    for request in requests_for(item):
+                    for request in [forced_request(item)] if requests_for is None else requests_for(item):
                         core.add(request)
                 except RequestError as error:
                     result.rejected.append((item.request_id, str(error)))
@@ -190,7 +172,6 @@ def make_engine_core(
     cost_model: CostModel,
     clock: VirtualClock,
     events: EventSink | None = None,
-    tokens: TokenRecording | None = None,
     *,
     record_index_changes: bool = False,
 ) -> tuple[EngineCore, SimExecutor]:
@@ -212,5 +193,5 @@ def make_engine_core(
         config.num_swap_blocks,
     )
     manager = make_kv_cache_manager(pool, config.has_prefix_cache, record_index_changes=record_index_changes)
-    executor = SimExecutor(cost_model, clock, tokens, config.swap, config.top_token)
+    executor = SimExecutor(cost_model, clock, swap=config.swap, top_token=config.top_token)
     return EngineCore(make_scheduler(config.scheduler, manager, events), executor, clock), executor

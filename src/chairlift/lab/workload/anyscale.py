@@ -34,14 +34,7 @@ def anyscale_workload(
         cap: the maximum output length; 32, 128, 512 or 1536 (latency: 1536) for a published workload.
         count: 1000 (latency: 100) for the published workload. Another count gives different requests, not a part of it.
         request_rate: requests per second.
-
-    Raises:
-        ConfigError: cap or count is less than 1, or request_rate is not positive.
     """
-    if cap < 1 or count < 1:
-        raise ConfigError(f"Anyscale workload: cap and count must be at least 1, got {cap} and {count}")
-    if request_rate is not None and not 0 < request_rate < float("inf"):
-        raise ConfigError(f"request_rate must be a positive number, got {request_rate}")
     source = random.Random(SEED)
     shortest = PROMPT_LEN if request_rate is None else 1
     # As in the scripts, all lengths are drawn before the first token, even if they are equal.
@@ -60,6 +53,7 @@ def anyscale_workload(
     return [WorkloadRequest(f"anyscale-{i}", *column) for i, column in enumerate(columns)]
 
 
+@cache
 def published_output_lens(cap: int, count: int) -> tuple[int, ...]:
     """The first output lengths of the throughput figure.
 
@@ -68,9 +62,4 @@ def published_output_lens(cap: int, count: int) -> tuple[int, ...]:
     """
     if count > NUM_REQUESTS:
         raise ConfigError(f"anyscale:{cap}: count must be at most {NUM_REQUESTS}, the published number, got {count}")
-    return _output_lens(cap)[:count]
-
-
-@cache
-def _output_lens(cap: int) -> tuple[int, ...]:
-    return tuple(item.output_len for item in anyscale_workload(cap))
+    return tuple(item.output_len for item in anyscale_workload(cap)[:count])

@@ -10,7 +10,6 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import replace
 
-from chairlift.errors import ConfigError
 from chairlift.lab.workload.request import WorkloadRequest, check_ids
 
 
@@ -26,12 +25,10 @@ class RequestFeed:
         max_concurrency: maximum number of released requests that have not finished; None: no limit.
 
     Raises:
-        ConfigError: two requests have the same id, or max_concurrency is less than 1.
+        ConfigError: two requests have the same id.
     """
 
     def __init__(self, requests: Sequence[WorkloadRequest], max_concurrency: int | None = None) -> None:
-        if max_concurrency is not None and max_concurrency < 1:
-            raise ConfigError(f"max_concurrency must be at least 1, or None for no limit, got {max_concurrency}")
         check_ids(requests)
         self._ready = [(request.arrival, index, request) for index, request in enumerate(requests)]
         heapq.heapify(self._ready)

@@ -1,8 +1,7 @@
 """Synthetic workloads of random tokens, also with a shared prefix.
 
 Lengths, arrival times and tokens are drawn from separate random streams of one seed, so changing one distribution
-leaves all other draws as they were. Every function raises ConfigError for a number below its limit, and as
-`LengthDistribution.sample` does.
+leaves all other draws as they were. ConfigError is raised as by `LengthDistribution.sample`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from chairlift.errors import ConfigError
 from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import LengthDistribution, paired_lengths
 from chairlift.lab.workload.request import WorkloadRequest
@@ -42,9 +40,7 @@ def make_workload(
         max_model_len: a prompt and an output with more tokens together are drawn again (`paired_lengths`); both
             lengths then come from one stream.
     """
-    _check_minima(count=(count, 1), vocab_size=(vocab_size, 1), seed=(seed, 0), token_round=(token_round, 0))
-    _check_minima(prefix_len=(prefix_len, 0))
-    prompt_rng, output_rng, arrival_rng, limit_rng = _random_streams(seed, 4)
+    prompt_rng, output_rng, arrival_rng, limit_rng = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(4))
     token_rng = np.random.default_rng([seed, 1 + token_round])
     if max_model_len is None:
         pairs = list(zip(prompt.sample(prompt_rng, count), output.sample(output_rng, count), strict=True))
@@ -83,14 +79,3 @@ def _remainders(vocab_size: int) -> bytes:
 def _random_tokens(rng: np.random.Generator, count: int, vocab_size: int) -> list[int]:
     tokens: list[int] = rng.integers(vocab_size, size=count).tolist()
     return tokens
-
-
-def _random_streams(seed: int, count: int) -> list[np.random.Generator]:
-    return [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(count)]
-
-
-def _check_minima(**minima: tuple[int, int]) -> None:
-    """Raises ConfigError if one of the values is less than its minimum; each keyword is (value, minimum)."""
-    for name, (value, low) in minima.items():
-        if value < low:
-            raise ConfigError(f"workload: {name} must be at least {low}, got {value}")
