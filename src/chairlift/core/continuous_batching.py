@@ -20,7 +20,6 @@ from chairlift.core.chunk_allowance import ChunkAllowance
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.core.measuring.scheduler_meter import SchedulerMeter
 from chairlift.core.queues.queue_selection import make_queue
-from chairlift.core.queues.seat_preemption import find_displacing_head
 from chairlift.outputs import SchedulerOutput
 from chairlift.request import Request, RequestStatus, WaitReason
 
@@ -189,7 +188,7 @@ class ContinuousBatching(RunningBatch):
     """
 
     def fill(self, plan: StepPlan) -> None:
-        if (head := find_displacing_head(self.waiting, self.running, self._kv, self._config.max_num_seqs)) is not None:
+        if (head := self.waiting.displacing_head(self.running, self._kv, self._config.max_num_seqs)) is not None:
             self.preempt_last(plan)
             self._meter.record_displacement(head)
         chunks = ChunkAllowance(self._config.step_time, self.running, self._config.scheduling_policy == "edf")

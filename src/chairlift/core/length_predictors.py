@@ -32,6 +32,24 @@ MIN_LENGTHS: Final = 5
 DEFAULT_QUANTILE: Final = 0.5
 
 
+def forced_output_len(request: Request, policy: str, alternative: str) -> int:
+    """The number of output tokens of a request, if it is forced.
+
+    Args:
+        policy: why the length must be known; alternative: the options that do not need it.
+
+    Raises:
+        RequestError: it is not forced.
+    """
+    if request.output_len is None:
+        raise RequestError(
+            f"request {request.request_id}: {policy}, which is known only if it is forced: set ignore_eos and "
+            f"max_tokens, without stop strings or stop_token_ids. Choose {alternative} to serve other requests.",
+            "ignore_eos",
+        )
+    return request.output_len
+
+
 class LengthPredictor:
     """Predicts nothing; a subclass predicts the number of output tokens of a request that arrives."""
 
@@ -57,14 +75,8 @@ class OraclePredictor(LengthPredictor):
     """
 
     def predict(self, request: Request) -> int:
-        if request.output_len is None:
-            raise RequestError(
-                f"request {request.request_id}: length_predictor=oracle needs the output length, which is known only "
-                f"if it is forced: set ignore_eos and max_tokens, without stop strings or stop_token_ids. Choose "
-                f"--length-predictor history or max_tokens to serve other requests.",
-                "ignore_eos",
-            )
-        return request.output_len
+        policy = "length_predictor=oracle needs the output length"
+        return forced_output_len(request, policy, "--length-predictor history or max_tokens")
 
 
 class HistoryPredictor(MaxTokensPredictor):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chairlift.config import KV_POLICIES, EngineConfig, SchedulerConfig
-from chairlift.core.baselines.static_batching import BufferedOutputs
+from chairlift.core.baselines.static_batching import join_outputs
 from chairlift.core.engine_core import EngineCore
 from chairlift.errors import ConfigError, RequestError
 from chairlift.events import EventList, RequestFinished, RequestWaiting, Step
@@ -126,7 +126,7 @@ def test_global_resets_the_longest_output_when_the_engine_is_empty() -> None:
 
 def test_global_needs_forced_lengths() -> None:
     core, _, _ = static(static_run_to="global")
-    with pytest.raises(RequestError, match=r"forced length: set ignore_eos.*--static-run-to batch"):
+    with pytest.raises(RequestError, match=r"if it is forced: set ignore_eos.*--static-run-to batch"):
         core.add(make_request("free", [1], 4))
 
 
@@ -237,20 +237,18 @@ def logprobs(*token_ids: int) -> list[TokenLogprobs]:
     return [TokenLogprobs(Logprob(token_id, -1.0, 1), []) for token_id in token_ids]
 
 
-def test_parts_are_joined_in_order_and_by_request() -> None:
-    buffer = BufferedOutputs()
-    buffer.add([EngineCoreOutput("a", [1], num_cached_tokens=4), EngineCoreOutput("b", [7])])
-    buffer.add([EngineCoreOutput("a", [2, 3])])
-    assert buffer.take("a") == EngineCoreOutput("a", [1, 2, 3], num_cached_tokens=4)
-    assert buffer.take("b") == EngineCoreOutput("b", [7])
-    assert buffer.take("a") == EngineCoreOutput("a", []), "the outputs have been taken"
+def test_parts_are_joined_in_order() -> None:
+    parts = [EngineCoreOutput("a", [1], num_cached_tokens=4), EngineCoreOutput("a", [2, 3])]
+    assert join_outputs("a", parts) == EngineCoreOutput("a", [1, 2, 3], num_cached_tokens=4)
+    assert join_outputs("a", ()) == EngineCoreOutput("a", [])
 
 
 def test_a_chunk_without_a_token_loses_no_logprobs_of_later_tokens() -> None:
-    buffer = BufferedOutputs()
-    buffer.add([EngineCoreOutput("a", [], prompt_logprobs=(1, logprobs(11, 12)))])
-    buffer.add([EngineCoreOutput("a", [5], logprobs=logprobs(5), prompt_logprobs=(3, logprobs(13)))])
-    buffer.add([EngineCoreOutput("a", [6], logprobs=logprobs(6))])
-    assert buffer.take("a") == EngineCoreOutput(
+    parts = [
+        EngineCoreOutput("a", [], prompt_logprobs=(1, logprobs(11, 12))),
+        EngineCoreOutput("a", [5], logprobs=logprobs(5), prompt_logprobs=(3, logprobs(13))),
+        EngineCoreOutput("a", [6], logprobs=logprobs(6)),
+    ]
+    assert join_outputs("a", parts) == EngineCoreOutput(
         "a", [5, 6], logprobs=logprobs(5, 6), prompt_logprobs=(1, logprobs(11, 12, 13))
     )

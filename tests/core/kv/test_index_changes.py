@@ -30,10 +30,11 @@ def test_the_changes_give_the_index(actions: list[tuple[str, int]]) -> None:
 
     def take() -> None:
         if (changes := log.take()) is not None:
-            assert changes.stored or changes.removed
-            assert not set(changes.stored) & set(changes.removed)
-            known.difference_update(changes.removed)
-            known.update(changes.stored)
+            stored, removed = changes
+            assert stored or removed
+            assert not set(stored) & set(removed)
+            known.difference_update(removed)
+            known.update(stored)
 
     for action, number in actions:
         if action == "allocate" and pool.num_free:
@@ -61,7 +62,7 @@ def test_a_manager_records_changes_only_on_request() -> None:
     assert manager.index_changes is not None
     changes = manager.index_changes.take()
     assert changes is not None
-    assert len(changes.stored) == 2
+    assert len(changes[0]) == 2
 
 
 def test_keys_of_other_groups_are_not_recorded() -> None:
@@ -73,4 +74,4 @@ def test_keys_of_other_groups_are_not_recorded() -> None:
     pool.register(second, hash_of(1) + b"\0\1")
     changes = log.take()
     assert changes is not None
-    assert changes.stored == [block_key(hash_of(0))]
+    assert changes[0] == [block_key(hash_of(0))]

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from chairlift.core.engine_core import EngineCore
 from chairlift.core.queues.multilevel_feedback import MultilevelFeedbackQueue
-from chairlift.core.queues.seat_preemption import find_displacing_head
 from chairlift.events import EventList, RequestArrived, RequestFinished, Step
 from chairlift.request import Request
 from fakes import make_engine, make_request, run_to_end
@@ -175,9 +174,9 @@ def test_a_search_with_several_beams_takes_no_seat_of_others() -> None:
     _, manager, _, _ = make_engine()
     head = waiting("head", 3)
     queue.push(head)
-    assert find_displacing_head(queue, running, manager, 1) is head
+    assert queue.displacing_head(running, manager, 1) is head
     head.sampling_params = replace(head.sampling_params, n=2, use_beam_search=True)
-    assert find_displacing_head(queue, running, manager, 1) is None
+    assert queue.displacing_head(running, manager, 1) is None
 
 
 def test_a_finished_request_is_not_kept() -> None:

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from chairlift.core.baselines.arena import Arena, BlockRange, power_of_two_above
 from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryCounts, MemoryDemand
+from chairlift.core.length_predictors import forced_output_len
 from chairlift.errors import RequestError
 from chairlift.request import Request
 
@@ -40,14 +41,7 @@ def oracle_slots(request: Request, max_model_len: int) -> int:
 
 
 def _forced_output_len(request: Request) -> int:
-    if request.output_len is None:
-        raise RequestError(
-            f"request {request.request_id}: kv=pow2 and kv=oracle reserve by the output length, which is known only if "
-            f"it is forced: set ignore_eos and max_tokens, without stop strings or stop_token_ids. Choose --kv paged, "
-            f"exact or max to serve other requests.",
-            "ignore_eos",
-        )
-    return request.output_len
+    return forced_output_len(request, "kv=pow2 and kv=oracle reserve by the output length", "--kv paged, exact or max")
 
 
 RESERVATIONS: dict[str, Reservation] = {

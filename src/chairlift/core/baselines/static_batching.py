@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Sequence
 
 from chairlift.config import SchedulerConfig
 from chairlift.core.continuous_batching import RunningBatch, StepPlan
 from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand
+from chairlift.core.length_predictors import forced_output_len
 from chairlift.core.measuring.scheduler_meter import SchedulerMeter
 from chairlift.core.scheduler import Scheduler
-from chairlift.errors import RequestError
 from chairlift.outputs import EngineCoreOutput
 from chairlift.request import FinishReason, Request, RequestStatus, WaitReason
 
 
-class BufferedOutputs:
-    """Outputs by request, in the order of their steps; they are joined once, when they are taken."""
+def join_outputs(request_id: str, parts: Sequence[EngineCoreOutput]) -> EngineCoreOutput:
+    """The output of a request that was computed in several steps; an empty output if there are none.
 
-    def __init__(self) -> None:
-        self._parts: dict[str, list[EngineCoreOutput]] = {}
-
-    def add(self, outputs: Iterable[EngineCoreOutput]) -> None:
-        for output in outputs:
-            self._parts.setdefault(output.request_id, []).append(output)
-
-    def take(self, request_id: str) -> EngineCoreOutput:
-        """Remove and return the joined outputs of the request; an empty output if there are none.
-
-        The chunks of its prompt logprobs follow one another, because no member of a static batch is preempted. A chunk
-        that does not reach the end of the prompt has neither a token nor the logprobs of one.
-        """
-        parts = self._parts.pop(request_id, [])
-        logprobs = [entry for part in parts for entry in part.logprobs or ()]
-        chunks = [part.prompt_logprobs for part in parts if part.prompt_logprobs is not None]
-        return EngineCoreOutput(
-            request_id,
-            [token for part in parts for token in part.new_token_ids],
-            logprobs=logprobs or None,
-            prompt_logprobs=(chunks[0][0], [entry for _, chunk in chunks for entry in chunk]) if chunks else None,
-            num_cached_tokens=max((part.num_cached_tokens for part in parts), default=0),
-        )
+    The chunks of its prompt logprobs follow one another, because no member of a static batch is preempted. A chunk that
+    does not reach the end of the prompt has neither a token nor the logprobs of one.
+    """
+    logprobs = [entry for part in parts for entry in part.logprobs or ()]
+    chunks = [part.prompt_logprobs for part in parts if part.prompt_logprobs is not None]
+    return EngineCoreOutput(
+        request_id,
+        [token for part in parts for token in part.new_token_ids],
+        logprobs=logprobs or None,
+        prompt_logprobs=(chunks[0][0], [entry for _, chunk in chunks for entry in chunk]) if chunks else None,
+        num_cached_tokens=max((part.num_cached_tokens for part in parts), default=0),
+    )
 
 
 class StaticBatching(RunningBatch):
@@ -59,7 +49,7 @@ class StaticBatching(RunningBatch):
     benchmark (2023), where a Hugging Face pipeline decoded every batch to that length.
 
     Attributes:
-        buffered: the outputs of the batch until it is complete.
+        buffered: the outputs of each request in the order of their steps, until the batch is complete.
     """
 
     def __init__(self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, meter: SchedulerMeter) -> None:
@@ -67,7 +57,7 @@ class StaticBatching(RunningBatch):
         self._runs_to_global = config.static_run_to == "global"
         self._longest_output = 0
         self._num_output_columns = 0
-        self.buffered = BufferedOutputs()
+        self.buffered: defaultdict[str, list[EngineCoreOutput]] = defaultdict(list)
         # The head of the queue when the batch was closed, and why it is not a member.
         self._blocked_head: tuple[Request, WaitReason, MemoryDemand] | None = None
 
@@ -75,16 +65,11 @@ class StaticBatching(RunningBatch):
         """Raise RequestError if `static_run_to="global"` and the length of the request's output is not forced."""
         if not self._runs_to_global:
             return
-        if request.output_len is None:
-            raise RequestError(
-                f"request {request.request_id}: static_run_to=global decodes every batch to the longest output of all "
-                f"requests, so every request must have a forced length: set ignore_eos and max_tokens, without stop "
-                f"strings or stop_token_ids. Choose --static-run-to batch to serve other requests.",
-                "ignore_eos",
-            )
+        policy = "static_run_to=global decodes every batch to the longest output of all requests"
+        output_len = forced_output_len(request, policy, "--static-run-to batch")
         if not self.running and not self.waiting:
             self._longest_output = 0
-        self._longest_output = max(self._longest_output, request.output_len)
+        self._longest_output = max(self._longest_output, output_len)
 
     def fill(self, plan: StepPlan) -> None:
         if not self.running:
@@ -192,7 +177,9 @@ class StaticScheduler(Scheduler):
         self, outputs: list[EngineCoreOutput], finished: list[str], now: float
     ) -> list[EngineCoreOutput]:
         """Keep the outputs until the batch is complete, and return those of failed requests."""
-        self._batch.buffered.add(output for output in outputs if output.error is None)
+        for output in outputs:
+            if output.error is None:
+                self._batch.buffered[output.request_id].append(output)
         completed = self._end_batch(now)
         finished += [output.request_id for output in completed]
         return [output for output in outputs if output.error is not None] + completed
@@ -204,7 +191,7 @@ class StaticScheduler(Scheduler):
             return []
         outputs = []
         for member in self._batch.running:
-            output = self._batch.buffered.take(member.request_id)
+            output = join_outputs(member.request_id, self._batch.buffered.pop(member.request_id, ()))
             has_output = member.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
             self._meter.record_returned(member, now if has_output else None)
             self._remove(member, now)

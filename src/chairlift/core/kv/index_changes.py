@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 HASH_BYTES = 32
 KEY_BYTES = 8
-
-
-class IndexChanges(NamedTuple):
-    """The blocks that entered and left the index of a pool, as the integers of `block_key`. A key is in one of the
-    lists, by its last change."""
-
-    stored: list[int]
-    removed: list[int]
 
 
 def block_key(block_hash: bytes) -> int:
@@ -33,10 +23,11 @@ class IndexChangeLog:
         if len(block_hash) == HASH_BYTES:
             self._changes[block_key(block_hash)] = is_stored
 
-    def take(self) -> IndexChanges | None:
-        """The changes since the last call, one for each key; None if there are none."""
+    def take(self) -> tuple[list[int], list[int]] | None:
+        """The keys of the blocks that entered and of those that left the index since the last call; None if there are
+        none. A key is in one of the lists, by its last change."""
         if not self._changes:
             return None
         changes, self._changes = self._changes, {}
         stored = [key for key, is_stored in changes.items() if is_stored]
-        return IndexChanges(stored, [key for key, is_stored in changes.items() if not is_stored])
+        return stored, [key for key, is_stored in changes.items() if not is_stored]

@@ -10,7 +10,7 @@ from itertools import zip_longest
 
 from chairlift.core.kv.block_pool import BlockPool
 from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand, TableChange
-from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
+from chairlift.core.kv.paged_kv_cache import BlockTable, PagedKVCacheManager
 from chairlift.core.kv.prefix_cache import PrefixCache
 from chairlift.core.kv.windowed_groups import NO_BLOCK, KVGroups, held_blocks
 from chairlift.request import Request
@@ -35,23 +35,21 @@ class WindowedPrefixCache(PrefixCache):
     def _find_in_groups(self, block: bytes) -> list[int | None]:
         return [self._pool.find(group_hash(block, group)) for group in range(len(self._groups.windows))]
 
-    def register_tables(self, request: Request, tables: list[list[int]], start: int, end: int) -> None:
+    def register(self, request: Request, block_ids: list[list[int]], start: int, end: int) -> None:  # type: ignore[override]
         """Index the blocks `start` to `end - 1` of all tables that have not been released."""
         chain = self.chain(request, end)
-        for group, block_ids in enumerate(tables):
+        for group, table in enumerate(block_ids):
             for index in range(start, end):
-                if (block_id := block_ids[index]) != NO_BLOCK:
+                if (block_id := table[index]) != NO_BLOCK:
                     self._pool.register(block_id, group_hash(chain[index], group))
 
 
 @dataclass(slots=True)
-class WindowedTables:
+class WindowedTables(BlockTable):
     """The block table of a request for each group; the first `num_released` entries of each table have no block."""
 
-    request: Request
-    block_ids: list[list[int]]
+    block_ids: list[list[int]]  # type: ignore[assignment]
     num_released: list[int]
-    num_committed: int
 
 
 class WindowedKVCacheManager(PagedKVCacheManager):
@@ -112,7 +110,7 @@ class WindowedKVCacheManager(PagedKVCacheManager):
             if window is None:
                 table += self.pool.allocate(num_blocks - num_shared)
         num_computed = num_shared * self.block_size
-        tables = WindowedTables(request, block_ids, self.groups.first_blocks(num_computed), num_committed=num_shared)
+        tables = WindowedTables(request, block_ids, num_shared, self.groups.first_blocks(num_computed))
         self._tables[request.request_id] = tables
         self._count_slots(tables)
         return num_computed
@@ -139,7 +137,7 @@ class WindowedKVCacheManager(PagedKVCacheManager):
         return True
 
     def commit(self, request: Request) -> None:
-        self._commit_tables(self._tables[request.request_id])
+        super().commit(request)
         self._chunked[request.request_id] = request
 
     def begin_step(self) -> list[tuple[Request, list[int]]]:
@@ -151,7 +149,7 @@ class WindowedKVCacheManager(PagedKVCacheManager):
     def free(self, request: Request) -> None:
         tables = self._tables.pop(request.request_id)
         self._chunked.pop(request.request_id, None)
-        self._commit_tables(tables)
+        self._commit(tables)
         # The ends of all tables come first, because a prefix needs its blocks in every group.
         rows = zip_longest(*tables.block_ids, fillvalue=NO_BLOCK)
         self.pool.release(reversed(held_blocks(list(rows))))
@@ -164,7 +162,7 @@ class WindowedKVCacheManager(PagedKVCacheManager):
         outside = self._blocks_outside(tables, num_computed)
         if sum(counts) > self.pool.num_free + self.pool.count_unshared(outside):
             return None
-        self._commit_tables(tables)
+        self._commit(tables)
         released = self._release(tables, num_computed)
         added = [self.pool.allocate(count) for count in counts]
         for block_ids, new in zip(tables.block_ids, added, strict=True):
@@ -176,7 +174,7 @@ class WindowedKVCacheManager(PagedKVCacheManager):
         """Release the blocks that no query after `num_computed` tokens reads, and return them."""
         released = self._blocks_outside(tables, num_computed)
         if released:
-            self._commit_tables(tables)
+            self._commit(tables)
             self.pool.release(released)
             first_blocks = self.groups.first_blocks(num_computed)
             for block_ids, start, end in zip(tables.block_ids, tables.num_released, first_blocks, strict=True):
@@ -189,14 +187,6 @@ class WindowedKVCacheManager(PagedKVCacheManager):
         """The blocks that no query after `num_computed` tokens reads, the last ones of each group first."""
         ranges = zip(tables.block_ids, tables.num_released, self.groups.first_blocks(num_computed), strict=True)
         return [block_id for block_ids, start, end in ranges for block_id in reversed(block_ids[start:end])]
-
-    def _commit_tables(self, tables: WindowedTables) -> None:
-        request, start = tables.request, tables.num_committed
-        end = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
-        if end > start:
-            if self._prefix_cache is not None:
-                self._prefix_cache.register_tables(request, tables.block_ids, start, end)
-            tables.num_committed = end
 
     def _count_slots(self, tables: WindowedTables) -> None:
         tables.request.num_slots = min(map(len, tables.block_ids)) * self.block_size

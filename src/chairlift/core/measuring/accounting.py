@@ -56,13 +56,14 @@ def slot_usage(running: Sequence[Request], kv: KVCacheManager, wait_reason: Wait
         if request.finish_reason is not None:
             finished += num_slots
             continue
+        computed, last = request.num_computed_tokens, request.max_total_tokens - 1
         if has_groups:
             written += num_written_slots(request, kv)
-            reserved += _num_reserved_slots(request, kv)
+            ends = (min(len(table) * block_size, last) for table in kv.block_tables(request))
+            reserved += sum(end - computed for end in ends if end > computed)
             continue
-        computed = request.num_computed_tokens
         written += computed
-        end = min(num_slots, request.max_total_tokens - 1)
+        end = min(num_slots, last)
         if end > computed:
             reserved += end - computed
     num_free = kv.num_free_blocks * block_size
@@ -89,10 +90,3 @@ def slot_usage(running: Sequence[Request], kv: KVCacheManager, wait_reason: Wait
 def num_written_slots(request: Request, kv: KVCacheManager) -> int:
     """The number of slots with K and V that the request holds, in all groups of layers."""
     return request.num_computed_tokens * len(kv.windows) - kv.num_released_slots(request)
-
-
-def _num_reserved_slots(request: Request, kv: KVCacheManager) -> int:
-    """The slots in all groups that the request will write."""
-    computed, last = request.num_computed_tokens, request.max_total_tokens - 1
-    ends = (min(len(table) * kv.block_size, last) for table in kv.block_tables(request))
-    return sum(end - computed for end in ends if end > computed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any
 
 from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand, TableChange
 from chairlift.core.kv.windowed_groups import held_blocks
@@ -16,8 +16,6 @@ from chairlift.errors import RequestError
 from chairlift.events import EventSink, PrefixCacheChanged, RequestArrived, RequestFinished, RequestRejected, Step
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from chairlift.request import Request, WaitReason
-
-NOT_BLOCKED: Final = (None, None)
 
 
 def _output_fields(output: SchedulerOutput, result: ModelRunnerOutput, forked: dict[str, list[int]]) -> dict[str, Any]:
@@ -181,17 +179,17 @@ class SchedulerMeter:
             running: all requests that hold memory.
             num_unfinished: the number of all requests: running, in the queue, and parked.
         """
-        head, reason = self.blocked or NOT_BLOCKED
+        head, reason = self.blocked or (None, None)
         self._waits.count_step(reason, head)
         # This loop runs for each request and step, so it does nothing else.
-        num_groups = self._num_groups
-        for request, count in zip(requests, output.num_scheduled_tokens.values()):  # noqa: B905
+        num_groups, counts = self._num_groups, output.num_scheduled_tokens.values()
+        for request, count in zip(requests, counts):  # noqa: B905
             request.meter.write_moment += count * num_groups * now
         num_recomputed = self._count_recomputed(output) if self._recomputing else 0
         if self._events is not None:
             planned = {
                 "scheduled_time": now,
-                "num_computed": _num_computed(output, requests),
+                "num_computed": [r.num_computed_tokens - n for r, n in zip(requests, counts)],  # noqa: B905
                 "num_recomputed": num_recomputed,
                 "preempted": self.preempted,
                 "displaced": self._displaced,
@@ -254,10 +252,10 @@ class SchedulerMeter:
     def last_output(self, request: Request, output: EngineCoreOutput, now: float) -> EngineCoreOutput:
         """The last output of a request that finished at `now`: adds the fields that only this output has."""
         assert request.finish_reason is not None
-        meter: RequestMeter = request.meter
+        meter, last = request.meter, request.token_ids[-1]
         return output._replace(
             finish_reason=request.finish_reason.value,
-            stop_token_id=_stop_token_id(request),
+            stop_token_id=last if request.num_output_tokens and last in request.stop_token_ids else None,
             times=meter.times(request, finished=now),
             stats=meter.stats(),
         )
@@ -283,17 +281,6 @@ class SchedulerMeter:
         self._recomputing.pop(request.request_id, None)
         if self._events is not None:
             self._events.emit(_finished_event(request, now, self._waits.num_steps))
-
-
-def _num_computed(output: SchedulerOutput, requests: Sequence[Request]) -> list[int]:
-    counts = output.num_scheduled_tokens.values()
-    return [request.num_computed_tokens - count for request, count in zip(requests, counts)]  # noqa: B905
-
-
-def _stop_token_id(request: Request) -> int | None:
-    """The stop token that ended the output; None if there is none."""
-    last = request.token_ids[-1]
-    return last if request.num_output_tokens and last in request.stop_token_ids else None
 
 
 def _arrived_event(request: Request, step: int) -> RequestArrived:

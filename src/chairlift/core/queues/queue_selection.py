@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
 
 from chairlift.config import SchedulerConfig
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
@@ -14,29 +14,19 @@ from chairlift.core.queues.prefix_fair_queue import PrefixFairQueue
 from chairlift.core.queues.request_queue import PriorityQueue, RequestQueue
 from chairlift.core.queues.shortest_remaining import ShortestRemainingQueue
 
-QUEUES: Final[dict[str, type[RequestQueue]]] = {
-    "fcfs": RequestQueue,
-    "priority": PriorityQueue,
-    "srpt": ShortestRemainingQueue,
-}
-
 
 def make_queue(config: SchedulerConfig, kv_cache_manager: KVCacheManager) -> RequestQueue:
     """Create an empty queue with the policy that `config.scheduling_policy` names, and with pacing if it is on."""
-    queue = _make_order(config, kv_cache_manager)
+    num_cached_tokens = kv_cache_manager.num_cached_tokens
+    policies: dict[str, Callable[[], RequestQueue]] = {
+        "fcfs": RequestQueue,
+        "priority": PriorityQueue,
+        "fair": lambda: FairQueue(config.tenant_weights),
+        "srpt": ShortestRemainingQueue,
+        "mlfq": lambda: MultilevelFeedbackQueue(max(1, min(QUANTUM, config.max_model_len // 4))),
+        "dlpm": lambda: PrefixFairQueue(config.tenant_weights, num_cached_tokens),
+        "edf": lambda: EarliestDeadlineQueue(config.step_time, config.max_num_batched_tokens, num_cached_tokens),
+    }
+    queue = policies[config.scheduling_policy]()
     speed = config.pacing_tokens_per_second
     return queue if speed is None else PacedQueue(queue, speed)
-
-
-def _make_order(config: SchedulerConfig, kv_cache_manager: KVCacheManager) -> RequestQueue:
-    if config.scheduling_policy == "fair":
-        return FairQueue(config.tenant_weights)
-    if config.scheduling_policy == "dlpm":
-        return PrefixFairQueue(config.tenant_weights, kv_cache_manager.num_cached_tokens)
-    if config.scheduling_policy == "mlfq":
-        return MultilevelFeedbackQueue(max(1, min(QUANTUM, config.max_model_len // 4)))
-    if config.scheduling_policy == "edf":
-        return EarliestDeadlineQueue(
-            config.step_time, config.max_num_batched_tokens, kv_cache_manager.num_cached_tokens
-        )
-    return QUEUES[config.scheduling_policy]()

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
+from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.request import Request
 
 Key = tuple[float, int, int]
@@ -63,6 +64,25 @@ class RequestQueue:
     def displaces(self, head: Request, running: Request) -> bool:
         """Whether the head of the queue takes the seat of a running request, which is then preempted."""
         return False
+
+    def displacing_head(self, running: Sequence[Request], kv: KVCacheManager, max_num_seqs: int) -> Request | None:
+        """The head of the queue if it takes the seat of the last running request; None if it does not, if a seat is
+        free or becomes free with the next result, or if it could not be admitted with one seat.
+
+            seats:  [ a b c ]   queue: [ d e ]     srpt: d has less work left than c  ->  seats: [ a b d ]   [ e c ]
+
+        Memory is not taken in this way: the preempted request keeps its blocks in the prefix cache, as long as no other
+        request needs them, and then it recomputes little. One seat is taken per step.
+        """
+        if len(running) < max_num_seqs or not kv.can_preempt or (head := self.peek()) is None:
+            return None
+        if head.sampling_params.use_beam_search and head.sampling_params.n > 1:
+            return None
+        last = running[-1]
+        if head.num_pending_tokens or last.num_tokens == last.end_total_tokens or not self.displaces(head, last):
+            return None
+        demand = kv.demand(head)
+        return head if demand.needed <= demand.free else None
 
     def record_admission(self, request: Request) -> None:
         """Called when a request has been admitted to the batch."""

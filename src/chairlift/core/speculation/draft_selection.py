@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 from chairlift.config import SchedulerConfig
@@ -129,17 +130,18 @@ class DraftSelection:
             if self._read(request, output):
                 return None
             return _Candidate(request, limit, None, self._estimates.probability(request.request_id, 1))
-        proposal = self._propose(request, limit)
-        tokens = [] if proposal is None else _until_stop(proposal.token_ids, request.stop_token_ids)
-        if proposal is None or not tokens:
+        if (proposal := self._propose(request, limit)) is None:
+            return None
+        # No token is sampled after a stop token.
+        tokens = list(takewhile(lambda token: token not in request.stop_token_ids, proposal.token_ids))
+        if not tokens:
             return None
         self._proposals[request.request_id] = Proposal(tokens, proposal.match_length)
         probability = self._estimates.probability(request.request_id, proposal.match_length)
         return _Candidate(request, len(tokens), tokens, probability)
 
     def _propose(self, request: Request, max_tokens: int) -> Proposal | None:
-        lookup = self._lookups.get(request.request_id)
-        if lookup is None:
+        if (lookup := self._lookups.get(request.request_id)) is None:
             lookup = PromptLookup(self._config.prompt_lookup_min, self._config.prompt_lookup_max)
             self._lookups[request.request_id] = lookup
         return lookup.propose(request.token_ids, max_tokens)
@@ -170,8 +172,3 @@ class DraftSelection:
             output.num_draft_tokens[request_id] = count
         else:
             output.draft_token_ids[request_id] = candidate.token_ids[:count]
-
-
-def _until_stop(tokens: list[int], stop_token_ids: frozenset[int]) -> list[int]:
-    """The tokens before the first stop token, because no token is sampled after one."""
-    return next((tokens[:index] for index, token in enumerate(tokens) if token in stop_token_ids), tokens)
