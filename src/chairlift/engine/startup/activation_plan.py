@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from chairlift.config import SchedulerConfig
@@ -17,7 +16,6 @@ from chairlift.kernels.kernel_memory import (
 from chairlift.models.declaration.feed_forward_spec import FeedForwardSpec
 from chairlift.models.declaration.layer_spec import LayerSpec
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.declaration.recurrence_spec import RecurrenceSpec
 from chairlift.models.kv_layout import KVLayout
 from chairlift.worker.memory import PROMPT_LOGPROB_ROWS
 
@@ -34,14 +32,22 @@ def plan_activations(
     of L layers and T tokens; the logits of sampled rows, or of prompt logprobs if they need more; and token ids, block
     tables of each group of layers, and penalties of every seat.
     """
-    layout = layout or KVLayout.one_group(config)
-    return [
-        *memory.step(_step_sizes(config, limits, block_size, layout)),
-        *_per_layer_rows(config, limits.max_num_batched_tokens, memory.value_bytes),
-        *_predictor_rows(config, limits, memory.value_bytes),
-        _plan_logits(config, limits, memory),
-        _plan_request_rows(limits, block_size, len(layout.windows)),
-    ]
+    layout, tokens, seqs = layout or KVLayout.one_group(config), limits.max_num_batched_tokens, limits.max_num_seqs
+    items = [*memory.step(_step_sizes(config, limits, block_size, layout))]
+    if (inputs := config.per_layer_inputs) is not None:
+        # Those of all layers, with one unused input, and while they are computed their projection, its norm and the
+        # rows of the table.
+        num_values = tokens * (4 * config.num_layers + 1) * inputs.size
+        items.append(MemoryItem("per-layer inputs", num_values * memory.value_bytes))
+    if config.predictor is not None:
+        # Hidden states before and after their norm, embeddings, both side by side, and the projection of these; and the
+        # last hidden state of each request.
+        num_rows = PREDICTOR_ROWS * tokens + seqs
+        items.append(MemoryItem("predictor", num_rows * config.hidden_size * memory.value_bytes))
+    # int32 token ids and block tables, and index arrays of penalties (48 bytes a token).
+    num_blocks = -(-limits.max_model_len // block_size)
+    row_bytes = limits.max_model_len * 52 + len(layout.windows) * num_blocks * 4
+    return [*items, _plan_logits(config, limits, memory), MemoryItem("request rows and penalties", seqs * row_bytes)]
 
 
 def _step_sizes(config: ModelConfig, limits: SchedulerConfig, block_size: int, layout: KVLayout) -> StepSizes:
@@ -61,7 +67,12 @@ def _step_sizes(config: ModelConfig, limits: SchedulerConfig, block_size: int, l
 
 def _layer_sizes(layer: LayerSpec, group: int) -> LayerSizes:
     networks = tuple(_network_sizes(network) for network in layer.feed_forwards)
-    recurrence = None if layer.recurrence is None else _recurrence_sizes(layer.recurrence)
+    recurrence = None
+    if (rec := layer.recurrence) is not None:
+        num_heads = 0 if rec.rule is None else rec.rule.num_heads
+        recurrence = RecurrenceSizes(
+            rec.input.out_features, rec.output.in_features, rec.convolution.channels, num_heads, rec.state_values
+        )
     if (spec := layer.attention) is None:
         return LayerSizes(group, 0, 0, 0, 1.0, None, False, True, networks, recurrence)
     return LayerSizes(
@@ -79,35 +90,10 @@ def _layer_sizes(layer: LayerSpec, group: int) -> LayerSizes:
     )
 
 
-def _recurrence_sizes(spec: RecurrenceSpec) -> RecurrenceSizes:
-    return RecurrenceSizes(
-        spec.input.out_features,
-        spec.output.in_features,
-        spec.convolution.channels,
-        0 if spec.rule is None else spec.rule.num_heads,
-        spec.state_values,
-    )
-
-
 def _network_sizes(network: FeedForwardSpec) -> NetworkSizes:
     if (router := network.router) is None:
         return NetworkSizes(network.inner_size, network.gated)
     return NetworkSizes(network.inner_size, network.gated, router.num_experts, router.routing.experts_per_token)
-
-
-def _per_layer_rows(config: ModelConfig, tokens: int, size: int) -> Iterator[MemoryItem]:
-    """The inputs of all layers, with one unused input, and while they are computed their projection, its norm and the
-    rows of the table."""
-    if (inputs := config.per_layer_inputs) is not None:
-        yield MemoryItem("per-layer inputs", tokens * (4 * config.num_layers + 1) * inputs.size * size)
-
-
-def _predictor_rows(config: ModelConfig, limits: SchedulerConfig, size: int) -> Iterator[MemoryItem]:
-    """The rows of the predictor beside those of its layer: hidden states before and after their norm, embeddings, both
-    side by side, and the projection of these; and the last hidden state of each request."""
-    if config.predictor is not None:
-        rows = PREDICTOR_ROWS * limits.max_num_batched_tokens + limits.max_num_seqs
-        yield MemoryItem("predictor", rows * config.hidden_size * size)
 
 
 def _plan_logits(config: ModelConfig, limits: SchedulerConfig, memory: KernelMemory) -> MemoryItem:
@@ -118,10 +104,3 @@ def _plan_logits(config: ModelConfig, limits: SchedulerConfig, memory: KernelMem
     )
     items = [MemoryItem(name, rows * vocab * size) for name, rows, size in kinds]
     return max(items, key=lambda item: item.num_bytes)
-
-
-def _plan_request_rows(limits: SchedulerConfig, block_size: int, num_groups: int) -> MemoryItem:
-    """The request rows: int32 token ids and block tables, and index arrays of penalties (48 bytes a token)."""
-    seqs, length = limits.max_num_seqs, limits.max_model_len
-    blocks = -(-length // block_size)
-    return MemoryItem("request rows and penalties", seqs * (length * 52 + num_groups * blocks * 4))

@@ -9,9 +9,8 @@ from dataclasses import replace
 import torch
 
 from chairlift.config import EngineConfig, SchedulerConfig
-from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager
+from chairlift.core.baselines.selection import make_kv_cache_manager
 from chairlift.core.kv.kv_cache_manager import FULL
-from chairlift.engine.startup.activation_plan import plan_activations
 from chairlift.engine.startup.disk_prefix_cache import kv_caches, open_block_stores
 from chairlift.engine.startup.loaded_model import LoadedDecoder, load_decoder
 from chairlift.engine.startup.memory_plan import draft_config
@@ -26,14 +25,8 @@ from chairlift.engine.startup.pool_plan import (
     swap_bytes_in,
 )
 from chairlift.engine.startup.prepared_engine import PreparedEngine
-from chairlift.engine.startup.startup_log import describe_draft, describe_memory, describe_sampling
-from chairlift.engine.startup.token_budget import (
-    ChunkTimer,
-    describe_chunks,
-    describe_rows,
-    measure_rows,
-    measure_steps,
-)
+from chairlift.engine.startup.startup_log import describe_decoder
+from chairlift.engine.startup.token_budget import ChunkTimer, measure_rows, measure_steps
 from chairlift.errors import ConfigError
 from chairlift.kernels.kernel_set import find_kernel_set
 from chairlift.loading.text.tokenizer import Tokenizer
@@ -80,7 +73,7 @@ def prepare_decoder(config: EngineConfig, loaded: LoadedDecoder, turn: StepTurn 
             loaded, limits.max_num_seqs, limits.max_model_len, plan, draft, _make_block_copier(config, loaded, plan)
         ),
         max_request_slots=pool.max_request_slots,
-        describe=lambda: _describe(pool, loaded, limits, plan, draft, sizes.draft_slot_bytes),
+        describe=lambda: describe_decoder(pool, limits, plan, loaded, draft, sizes.draft_slot_bytes),
         has_prefix_cache=config.has_prefix_cache,
         token_bytes=kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype),
         slot_bytes=sizes.slot_bytes,
@@ -265,30 +258,3 @@ def _make_pooler(loaded: LoadedDecoder) -> Callable[[torch.Tensor], torch.Tensor
     if (tokens := pooling.classifier_tokens) is not None:
         return lambda hidden: loaded.model.logits(hidden)[:, list(tokens)].diff()
     return lambda hidden: normalize(loaded.model.final_hidden(hidden), pooling.normalize)
-
-
-def _describe(
-    pool: KVPool,
-    loaded: LoadedDecoder,
-    limits: SchedulerConfig,
-    plan: KVCachePlan,
-    draft: LoadedDecoder | None,
-    draft_bytes: int,
-) -> list[str]:
-    memory = loaded.choice.memory(loaded.device.type)
-    activations = plan_activations(loaded.config, memory, limits, plan.block_size, loaded.kv_layout)
-    lines = describe_memory(pool, limits, plan, loaded, activations)
-    lines += describe_sampling(loaded.sampling_defaults)
-    if limits.step_time is not None:
-        lines.append(describe_chunks(limits.step_time, limits.max_num_batched_tokens, limits.max_model_len))
-    if limits.row_time is not None:
-        lines.append(describe_rows("speculative decoding", limits.row_time))
-    if loaded.model.predictor is not None and limits.draft_row_time is not None:
-        lines.append(describe_rows("predictor", limits.draft_row_time))
-    if draft is not None and limits.draft_row_time is not None:
-        num_sequences = plan.num_states + plan.num_draft_states
-        lines += [
-            describe_draft(draft, plan.num_slots * draft_bytes + num_sequences * plan.draft_model_state_bytes),
-            describe_rows("draft model", limits.draft_row_time),
-        ]
-    return lines

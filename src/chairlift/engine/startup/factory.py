@@ -88,7 +88,11 @@ def build_engine(
     assert loaded.engine_config.model == config.model, "the model was loaded for another configuration"
     adapters = AdapterLoader(loaded.config, loaded.lora)
     modules = adapters.load_all(config.lora_modules or {})
-    prepared = _prepare(config, loaded, turn)
+    if isinstance(loaded, LoadedEncoder):
+        prepared = prepare_encoder(config, loaded)
+    else:
+        assert isinstance(loaded, LoadedDecoder), "there are decoders and encoders"
+        prepared = prepare_decoder(config, loaded, turn)
     executor = prepared.runner if around_executor is None else around_executor(prepared.runner)
     recorder = None if config.record_trace is None else TraceRecorder(config.record_trace)
     log = None if config.event_log is None else EventFile(config.event_log)
@@ -106,13 +110,6 @@ def build_engine(
     core = EngineCore(scheduler, executor, clock, STEPS_AHEAD[loaded.device.type], on_add)
     facts = _engine_facts(config, loaded, prepared, started, modules)
     return Engine(facts, core, loaded, config.seed, logs, adapters, prepared.block_stores)
-
-
-def _prepare(config: EngineConfig, loaded: LoadedModel, turn: AbstractContextManager[None] | None) -> PreparedEngine:
-    if isinstance(loaded, LoadedEncoder):
-        return prepare_encoder(config, loaded)
-    assert isinstance(loaded, LoadedDecoder), "there are decoders and encoders"
-    return prepare_decoder(config, loaded, turn)
 
 
 def _engine_started(config: EngineConfig, loaded: LoadedModel, prepared: PreparedEngine, now: float) -> EngineStarted:

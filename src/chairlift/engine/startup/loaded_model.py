@@ -154,7 +154,13 @@ class LoadedDecoder(LoadedModel):
         limit = total_memory(self.device)
         if plan.num_bytes > limit:  # the system may still promise it, and kill the process when it is written
             raise _kv_cache_too_large(plan, f"more than the {format_memory(limit)} that this process may use")
-        self._warn_of_short_memory(plan)
+        # Pages are only claimed when they are first written.
+        if self.device.type == "cpu" and plan.num_bytes > (available := available_memory(self.device)):
+            logger.warning(
+                f"the KV pool takes {format_memory(plan.num_bytes)} when it is full, but only "
+                f"{format_memory(available)} are free now, so the system may kill the engine: lower "
+                "kv_cache_memory_bytes or free some memory"
+            )
         try:
             self.model.allocate_kv_cache(plan.num_blocks, plan.block_size, layout)
             self.model.allocate_states(plan.num_state_slots)
@@ -163,16 +169,6 @@ class LoadedDecoder(LoadedModel):
                 raise
             raise _kv_cache_too_large(plan, f"which cannot be allocated ({error})") from None
         self.kv_cache_plan, self.kv_layout = plan, layout
-
-    def _warn_of_short_memory(self, plan: KVCachePlan) -> None:
-        """Warn if the pool exceeds the free memory: pages are only claimed when they are first written."""
-        available = available_memory(self.device)
-        if self.device.type == "cpu" and plan.num_bytes > available:
-            logger.warning(
-                f"the KV pool takes {format_memory(plan.num_bytes)} when it is full, but only "
-                f"{format_memory(available)} are free now, so the system may kill the engine: lower "
-                "kv_cache_memory_bytes or free some memory"
-            )
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
@@ -210,7 +206,11 @@ def load_model(config: EngineConfig) -> LoadedModel:
     for note in weights.notes():
         logger.info("%s", note)
     close_gguf()
-    _log_model(files.name, model_config, device, choice)
+    types = "" if model_config.encoder else f"; activations in {choice.dtype}, K and V in {choice.kv_cache_dtype}"
+    logger.info(
+        f"{files.name} ({model_config.name}, {model_config.num_layers} layers) on {device}, kernels: "
+        f"{choice.description}{types}"
+    )
     kind: type[LoadedModel] = LoadedDecoder if model_config.encoder is None else LoadedEncoder
     return kind(
         engine_config=config,
@@ -225,11 +225,6 @@ def load_model(config: EngineConfig) -> LoadedModel:
         pooling=pooling,
         sampling_defaults=sampling,
     )
-
-
-def _log_model(name: str, config: ModelConfig, device: torch.device, choice: KernelChoice) -> None:
-    types = "" if config.encoder else f"; activations in {choice.dtype}, K and V in {choice.kv_cache_dtype}"
-    logger.info(f"{name} ({config.name}, {config.num_layers} layers) on {device}, kernels: {choice.description}{types}")
 
 
 def load_decoder(config: EngineConfig) -> LoadedDecoder:

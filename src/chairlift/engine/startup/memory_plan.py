@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from chairlift.config import EngineConfig, SchedulerConfig
+from chairlift.config import EngineConfig
 from chairlift.engine.startup.activation_plan import plan_activations
 from chairlift.engine.startup.pool_plan import (
     NO_POOL,
@@ -113,7 +113,11 @@ def plan_memory(
         ConfigError: the memory is too small, or an option cannot be honoured. The message has the arithmetic.
     """
     choice = choose_kernels(config, model_config.dtype, is_pooling=is_pooling)
-    limits, layout = _planned_limits(config, model_config), plan_layout(config, model_config)
+    context, layout = model_config.max_position_embeddings, plan_layout(config, model_config)
+    # Those before the length that the pool allows is known.
+    limits = config.scheduler_config(min(config.max_model_len or context, context))
+    if model_config.encoder is not None:
+        limits = replace(limits, max_num_batched_tokens=encoder_token_budget(config, limits.max_model_len))
     memory = choice.memory(config.device_type)
     weights = plan_weights(model_config, memory, formats) + plan_lora(model_config, config, choice.dtype)
     activations = plan_activations(model_config, memory, limits, config.block_size, layout)
@@ -142,15 +146,6 @@ def plan_memory(
         pool=pool,
         max_model_len=max_model_len,
     )
-
-
-def _planned_limits(config: EngineConfig, model_config: ModelConfig) -> SchedulerConfig:
-    """The limits of the scheduler before the length that the pool allows is known."""
-    context = model_config.max_position_embeddings
-    max_model_len = min(config.max_model_len or context, context)
-    if model_config.encoder is not None:
-        config = replace(config, max_num_batched_tokens=encoder_token_budget(config, max_model_len))
-    return config.scheduler_config(max_model_len)
 
 
 def _left_for_kv(

@@ -31,16 +31,6 @@ def default_num_threads() -> int:
     return num_threads
 
 
-def _log_numa_nodes() -> None:
-    nodes = CpuTopology().numa_nodes(allowed_cpus())
-    if len(nodes) > 1:
-        logger.warning(
-            f"the CPUs of this process are on {len(nodes)} NUMA nodes ({', '.join(map(str, nodes))}), and weights are "
-            "not placed on the node that reads them: start one engine on each node (numactl --cpunodebind=0 "
-            "--membind=0), or distribute the memory of one engine (numactl --interleave=all)"
-        )
-
-
 def set_threads(num_threads: int | None, choice: KernelChoice) -> int:
     """Set the number of threads of the kernels; returns as `KernelSet.set_num_threads`."""
     if num_threads is None:
@@ -48,6 +38,10 @@ def set_threads(num_threads: int | None, choice: KernelChoice) -> int:
     if num_threads > MAX_THREADS:
         raise ConfigError(f"num_threads={num_threads} exceeds the limit of {MAX_THREADS} threads")
     num_callers = find_kernel_set(choice.kernels).set_num_threads(num_threads)
-    if num_callers > 1:
-        _log_numa_nodes()
+    if num_callers > 1 and len(nodes := CpuTopology().numa_nodes(allowed_cpus())) > 1:
+        logger.warning(
+            f"the CPUs of this process are on {len(nodes)} NUMA nodes ({', '.join(map(str, nodes))}), and weights are "
+            "not placed on the node that reads them: start one engine on each node (numactl --cpunodebind=0 "
+            "--membind=0), or distribute the memory of one engine (numactl --interleave=all)"
+        )
     return num_callers
