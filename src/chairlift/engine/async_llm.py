@@ -144,7 +144,7 @@ class AsyncLLM:
             client = ThreadClient(config or EngineConfig.from_options(options))
         self._client = client
         self.events = self._client.events
-        self._processor = OutputProcessor(self._client.engine.input_processor.tokenizer)
+        self._processor = OutputProcessor(self._client.engine.tokenizer)
         self._generations: dict[str, Generation] = {}  # by the leader's request id in the core
         self._ids_in_use: set[tuple[str, str]] = set()  # tenant and request id
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -304,8 +304,7 @@ class AsyncLLM:
     async def _stream(
         self, encode: Callable[[], tuple[str | None, list[int]]], params: SamplingParams, **options: Any
     ) -> AsyncIterator[RequestOutput]:
-        if params.structured_outputs is not None:
-            await asyncio.to_thread(self.engine.input_processor.constraints.compile, params)
+        await self.engine.input_processor.constraints.compile_in_background(params)
         generation = self.start(*encode(), params, **options)
         try:
             async for output in generation:

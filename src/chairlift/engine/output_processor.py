@@ -106,7 +106,9 @@ class OutputProcessor:
                 continue
             if output.error is not None:
                 self._groups.remove([output.request_id])
-                updates.append((group.leader.request_id, _error(output)))
+                is_late = output.finish_reason == FinishReason.TIMEOUT.value
+                error = DeadlineError(output.error) if is_late else RequestError(output.error, output.error_param)
+                updates.append((group.leader.request_id, error))
                 continue
             delta = self._delta(group.unfinished[output.request_id], output, now)
             if delta.outputs[0].finish_reason is not None:
@@ -137,13 +139,6 @@ class OutputProcessor:
             delta.times = sequence.times
             delta.stats = output.stats
         return delta
-
-
-def _error(output: EngineCoreOutput) -> ChairliftError:
-    assert output.error is not None
-    if output.finish_reason == FinishReason.TIMEOUT.value:
-        return DeadlineError(output.error)
-    return RequestError(output.error, output.error_param)
 
 
 def _completion(sequence: _Sequence, output: EngineCoreOutput) -> CompletionOutput:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from chairlift.config import SchedulerConfig
 from chairlift.engine.input_processor import InputProcessor, NoTokenizer, RequestLimits
@@ -60,22 +59,10 @@ class ServedEngine:
         grammars: GrammarCompiler | None = None,
         id_prefix: str = "",
     ) -> None:
-        self._id_prefix = id_prefix
         self.facts = facts
         self.tokenizer = tokenizer
-        self._seed = seed
-        self._grammars = grammars
         self.adapters = AdapterNames(facts.lora_modules, facts.max_loras)
-
-    @cached_property
-    def input_processor(self) -> InputProcessor:
-        facts = self.facts
-        return InputProcessor(
-            facts.model_config,
-            self.tokenizer,
-            facts.limits,
-            self._seed,
-            self._grammars,
-            self._id_prefix,
-            is_reranker=facts.pooling is not None and facts.pooling.is_reranker,
+        is_reranker = facts.pooling is not None and facts.pooling.is_reranker
+        self.input_processor = InputProcessor(
+            facts.model_config, tokenizer, facts.limits, seed, grammars, id_prefix, is_reranker=is_reranker
         )

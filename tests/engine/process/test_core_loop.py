@@ -10,7 +10,7 @@ import pytest
 
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.process.commands import Abort, AdapterResult, Add, Command, LoadAdapter, Stop
-from chairlift.engine.process.core_loop import AdapterCommands, CoreLoop
+from chairlift.engine.process.core_loop import CoreLoop, change_adapters
 from chairlift.lora import LoRARequest
 from chairlift.outputs import EngineCoreOutput, SchedulerOutput
 from chairlift.sampling_params import SamplingParams
@@ -70,6 +70,5 @@ def test_an_adapter_whose_reader_fails_is_an_error_of_its_call() -> None:
         def load(self, _module: LoRARequest) -> None:
             raise OverflowError("a number of the file is too large")
 
-    replies: list[AdapterResult] = []
-    AdapterCommands(FailingLoader(), replies.append).execute(LoadAdapter(LoRARequest("one", 1, "folder")))  # type: ignore[arg-type]
-    assert replies == [AdapterResult(1, "adapter 'one' cannot be read (OverflowError); see the log")]
+    result = change_adapters(FailingLoader(), LoadAdapter(LoRARequest("one", 1, "folder")))  # type: ignore[arg-type]
+    assert result == AdapterResult(1, "adapter 'one' cannot be read (OverflowError); see the log")

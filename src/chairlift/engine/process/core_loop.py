@@ -35,37 +35,20 @@ TOKENS_PER_REQUEST: Final = 128
 """The cost of reading a request without its prompt, in prompt tokens."""
 
 
-class AdapterCommands:
-    """Executes the commands for LoRA adapters between two steps.
-
-    Args:
-        reply: called with the result of each command; must not block.
-    """
-
-    def __init__(self, loader: AdapterLoader, reply: Callable[[AdapterResult], None]) -> None:
-        self._loader = loader
-        self._reply = reply
-
-    def execute(self, command: LoadAdapter | UnloadAdapter) -> None:
-        """Load or unload an adapter, and reply."""
-        if isinstance(command, UnloadAdapter):
-            self._loader.unload(command.lora_id)
-            self._reply(AdapterResult(command.lora_id))
-            return
-        error = None
-        try:
-            self._loader.load(command.module)
-        except ModelLoadError as failure:
-            error = str(failure)
-        except Exception as failure:  # A file of a caller must not end the engine, whatever it contains.
-            logger.exception("adapter %r cannot be loaded", command.module.lora_name)
-            error = f"adapter {command.module.lora_name!r} cannot be read ({type(failure).__name__}); see the log"
-        self._reply(AdapterResult(command.module.lora_int_id, error))
-
-    def check(self, request: EngineRequest) -> None:
-        """Raise RequestError if the adapter of a request could not be loaded again after a restart."""
-        if request.lora_id and request.lora_id not in self._loader:
-            raise RequestError("the LoRA adapter of the request is no longer loaded: load it again", "model")
+def change_adapters(loader: AdapterLoader, command: LoadAdapter | UnloadAdapter) -> AdapterResult:
+    """Load or unload a LoRA adapter."""
+    if isinstance(command, UnloadAdapter):
+        loader.unload(command.lora_id)
+        return AdapterResult(command.lora_id)
+    error = None
+    try:
+        loader.load(command.module)
+    except ModelLoadError as failure:
+        error = str(failure)
+    except Exception as failure:  # A file of a caller must not end the engine, whatever it contains.
+        logger.exception("adapter %r cannot be loaded", command.module.lora_name)
+        error = f"adapter {command.module.lora_name!r} cannot be read ({type(failure).__name__}); see the log"
+    return AdapterResult(command.module.lora_int_id, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +59,16 @@ class CoreLoop:
         take: removes and returns the next command. If there is none, it returns None, or waits if the argument is true.
         deliver: called with the outputs of each step, even if there are none, and with rejections; must not block.
         gate: holds requests until their grammar is compiled.
-        adapters: executes the commands for LoRA adapters; None if there are none.
+        adapters: the loader of LoRA adapters; None if there are none.
+        reply: called with the result of each command for an adapter; must not block.
     """
 
     core: EngineCore
     take: Callable[[bool], Command | None]
     deliver: Callable[[list[EngineCoreOutput]], None]
     gate: GrammarGate = field(default_factory=GrammarGate)
-    adapters: AdapterCommands | None = None
+    adapters: AdapterLoader | None = None
+    reply: Callable[[AdapterResult], None] = lambda _result: None
 
     def run(self) -> None:
         """Run until a Stop arrives."""
@@ -119,15 +104,16 @@ class CoreLoop:
                 self.core.scheduler.queue.record_remote_service(service)
             case _:
                 assert self.adapters is not None, "the engine has adapters"
-                self.adapters.execute(command)
+                self.reply(change_adapters(self.adapters, command))
 
     def _add(self, requests: list[EngineRequest]) -> None:
         """Queue requests, and deliver an output with the error for each request that is rejected."""
         rejections = []
         for request in requests:
             try:
-                if self.adapters is not None:
-                    self.adapters.check(request)
+                if request.lora_id and (self.adapters is None or request.lora_id not in self.adapters):
+                    # It could not be loaded again after a restart.
+                    raise RequestError("the LoRA adapter of the request is no longer loaded: load it again", "model")
                 self.gate.check(request)
                 self.core.add(request.to_request())
             except RequestError as error:

@@ -15,19 +15,11 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-import zmq
 
 from chairlift.config import EngineConfig
 from chairlift.engine.process.engine_process import STACKS_FILE, EngineLaunch
 from chairlift.engine.process.watchdog import Watchdog, main_frame
-from chairlift.engine.process.wire import (
-    EngineReady,
-    Link,
-    LogLine,
-    StartFailed,
-    ToFront,
-    open_front_link,
-)
+from chairlift.engine.process.wire import EngineReady, LogLine, StartFailed, open_front_link
 from chairlift.engine.served_engine import EngineFacts
 from chairlift.errors import ConfigError, EngineDeadError, find_error
 from chairlift.system.child_process import ChildProcess, python_command
@@ -69,7 +61,7 @@ class EngineChild:
         with contextlib.ExitStack() as undo:
             self._folder = _make_private_folder()
             undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
-            self.link = _open_link(self._folder)
+            self.link = open_front_link(self._folder)
             undo.callback(self.link.close)
             self._process = ChildProcess(command, stdout=None, start_new_session=True)
             self._process.start()
@@ -190,13 +182,6 @@ def _check_start(child: EngineChild, watchdog: Watchdog, has_exited: bool) -> No
         "has the stacks of its threads. If it needs more time to start, raise --watchdog-timeout, or set it to 0 for "
         "no limit"
     )
-
-
-def _open_link(folder: Path) -> Link[ToFront]:
-    try:
-        return open_front_link(folder)
-    except zmq.ZMQError as error:  # is not a subclass of OSError
-        raise OSError(error.errno, error.strerror) from None
 
 
 def _make_private_folder() -> Path:

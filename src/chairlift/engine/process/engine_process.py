@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -29,7 +29,7 @@ from chairlift.core.engine_core import Executor
 from chairlift.engine.grammar_gate import GrammarGate
 from chairlift.engine.memory_trimming import trim_memory
 from chairlift.engine.process.commands import Command
-from chairlift.engine.process.core_loop import AdapterCommands, CoreLoop
+from chairlift.engine.process.core_loop import CoreLoop
 from chairlift.engine.process.wire import (
     EngineFailed,
     EngineReady,
@@ -150,21 +150,15 @@ def main() -> None:
     logging.basicConfig(level=launch.log_level, handlers=[ForwardingLogHandler(link)], format="%(message)s")
     with Path(launch.folder, STACKS_FILE).open("w") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-        with open_step_turn(launch.turn_folder) as turn:
+        # The turn of engines that use the same CPU cores. Without a folder it is always free.
+        folder: AbstractContextManager[AbstractContextManager[None]] = nullcontext(NO_TURN)
+        if launch.turn_folder is not None:
+            folder = contextlib.closing(StepTurn(Path(launch.turn_folder)))
+        with folder as turn:
             status = run(EngineConfig(**launch.config), link, turn)
     link.close(LINGER_SECONDS)
     zmq.Context.instance().term()
     sys.exit(status)
-
-
-@contextlib.contextmanager
-def open_step_turn(folder: str | None) -> Iterator[AbstractContextManager[None]]:
-    """Open the turn of engines that use the same CPU cores. Without a folder it is always free."""
-    if folder is None:
-        yield NO_TURN
-        return
-    with contextlib.closing(StepTurn(Path(folder))) as turn:
-        yield turn
 
 
 def run(config: EngineConfig, link: Link[Command], turn: AbstractContextManager[None] = NO_TURN) -> int:
@@ -187,8 +181,11 @@ def run(config: EngineConfig, link: Link[Command], turn: AbstractContextManager[
         link.send(StartFailed("EngineDeadError", f"the engine could not be started: {error!r}"))
         return 1
     try:
-        adapters = AdapterCommands(engine.adapter_loader, link.send)
-        CoreLoop(engine.core, front_end.take, front_end.send_result, _make_gate(engine), adapters).run()
+        grammars = engine.loaded.grammars
+        if grammars is not None:
+            grammars.has_checker = False  # The front end has checked them.
+        gate, loader = GrammarGate(grammars), engine.adapter_loader
+        CoreLoop(engine.core, front_end.take, front_end.send_result, gate, loader, link.send).run()
     except BaseException as error:
         logger.exception("the engine died")
         link.send(EngineFailed(repr(error)))
@@ -196,14 +193,6 @@ def run(config: EngineConfig, link: Link[Command], turn: AbstractContextManager[
     finally:
         engine.close()
     return 0
-
-
-def _make_gate(engine: Any) -> GrammarGate:
-    """Create the gate. Its compiler skips the checks of grammars, because the front end has made them."""
-    grammars = engine.loaded.grammars
-    if grammars is not None:
-        grammars.has_checker = False
-    return GrammarGate(grammars)
 
 
 def _build(config: EngineConfig, front_end: FrontEnd, turn: AbstractContextManager[None]) -> Any:

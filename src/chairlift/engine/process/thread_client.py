@@ -9,7 +9,7 @@ import threading
 from chairlift.config import EngineConfig
 from chairlift.engine.process.client import EngineClient
 from chairlift.engine.process.commands import AdapterResult, Command, Stop
-from chairlift.engine.process.core_loop import AdapterCommands, CoreLoop
+from chairlift.engine.process.core_loop import CoreLoop
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.errors import EngineDeadError, Failure
 from chairlift.outputs import EngineCoreOutput
@@ -53,8 +53,8 @@ class ThreadClient(EngineClient):
 
     def _run(self) -> None:
         try:
-            adapters = AdapterCommands(self.engine.adapter_loader, self._reply)
-            CoreLoop(self.engine.core, self._take, self._deliver, adapters=adapters).run()
+            loader = self.engine.adapter_loader
+            CoreLoop(self.engine.core, self._take, self._deliver, adapters=loader, reply=self._reply).run()
         except BaseException as error:
             failure = self.last_failure = Failure(repr(error))
             logger.exception("the engine died: %s", failure)

@@ -133,10 +133,17 @@ class Link(Generic[Received]):
 
 
 def open_front_link(folder: Path) -> Link[ToFront]:
-    """Open the front end's end of the connection, with two sockets in a folder that is private to both ends."""
-    outgoing, incoming = _sockets()
-    outgoing.bind(_endpoint(folder, TO_ENGINE))
-    incoming.bind(_endpoint(folder, TO_FRONT))
+    """Open the front end's end of the connection, with two sockets in a folder that is private to both ends.
+
+    Raises:
+        OSError: the operating system cannot open a socket now.
+    """
+    try:
+        outgoing, incoming = _sockets()
+        outgoing.bind(_endpoint(folder, TO_ENGINE))
+        incoming.bind(_endpoint(folder, TO_FRONT))
+    except zmq.ZMQError as error:  # is not a subclass of OSError
+        raise OSError(error.errno, error.strerror) from None
     return Link(outgoing, incoming, msgspec.msgpack.Decoder(ToFront))
 
 
