@@ -104,6 +104,8 @@ PARAMS: dict[str, tuple[dict[str, Any], str]] = {
     "negative": ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
     "stop without text": ({"stop": "a", "detokenize": False}, "detokenize"),
     "no flag": ({"detokenize": None}, "detokenize"),
+    "no token": ({"stop_token_ids": [3, "5"]}, "stop_token_ids"),
+    "no field": ({"max_token": 1}, "max_token"),
 }
 
 
@@ -113,3 +115,17 @@ def test_contradictory_parameters_are_rejected(name: str) -> None:
     with pytest.raises(RequestError) as caught:
         SamplingParams(**fields)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("max_token", r"did you mean max_tokens\?"),
+        ("guided_decoding", "use structured_outputs"),
+        ("best_of", "leave it out, because"),
+        ("x", "options are n, temperature"),
+    ],
+)
+def test_an_unknown_parameter_is_an_error_with_advice(name: str, advice: str) -> None:
+    with pytest.raises(RequestError, match=f"{name} is not an option[:;] {advice}"):
+        SamplingParams(**{name: None})

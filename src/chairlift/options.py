@@ -18,18 +18,34 @@ from chairlift.errors import ConfigError
 
 _KEY: Final = "option"
 
-VLLM_OPTIONS: Final = {
-    "model": "write the model without the name of an option, as in `chairlift COMMAND MODEL`",
+_ADVICE: Final = {
+    "model m hf hfr hf_repo": "write the model without the name of an option, as in `chairlift COMMAND MODEL`",
     "gpu_memory_utilization": "use kv_cache_memory_bytes",
-    "tensor_parallel_size": "leave it out, because an engine uses one device; replicas of it share the requests",
+    "c n_ctx ctx_size": "use max_model_len",
+    "np parallel": "use max_num_seqs",
+    "b ub batch_size ubatch_size": "use max_num_batched_tokens",
+    "t threads n_threads": "use num_threads",
+    "a alias": "use served_model_name",
+    "ctk ctv cache_type_k cache_type_v": "use kv_cache_dtype",
+    "md model_draft speculative_model num_speculative_tokens": "use speculative_config",
+    "ngl gpu_layers n_gpu_layers tp tensor_parallel_size pipeline_parallel_size dp data_parallel_size": "leave it out, "
+    "because an engine uses one device; replicas of it share the requests",
     "trust_remote_code": "leave it out, because code of a model is never run",
     "enable_lora": "leave it out, because lora_modules and max_loras allocate memory for adapters",
-    "enforce_eager": "leave it out, because no graphs are captured",
-    "enable_chunked_prefill": "leave it out, because prompts are always computed in chunks",
-    "enable_auto_tool_choice": "leave it out, because tools are always enabled",
-    "disable_log_requests": "use access_log_format=none",
+    "enforce_eager compilation_config": "leave it out, because no graphs are captured",
+    "fa flash_attn attention_backend": "leave it out, because kernels selects the implementation of attention",
+    "cb cont_batching enable_chunked_prefill": "leave it out, because prompts are always computed in chunks",
+    "jinja enable_auto_tool_choice enable_reasoning": "leave it out, because tools and reasoning are always enabled",
+    "default_chat_template_kwargs": "leave it out, and set these arguments in each request",
+    "task runner embedding embeddings": "leave it out, because the model determines the task",
+    "revision": "download the revision with `hf download`, and use its folder as the model",
+    "download_dir": "set the environment variable HF_HOME",
+    "guided_decoding": "use structured_outputs",
+    "best_of": "leave it out, because answers are not ranked",
+    "disable_log_requests uvicorn_log_level": "use access_log_format=none",
 }
-"""Options of vLLM that an engine or server does not have, with advice."""
+FOREIGN_OPTIONS: Final = {name: advice for names, advice in _ADVICE.items() for name in names.split()}
+"""Options of vLLM and llama.cpp that an engine or server does not have, with advice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +114,15 @@ def unknown_option(name: str, known: Sequence[str]) -> str:
     """The message about an unknown option, with advice, the known name that is close to it, or all known names."""
     close = get_close_matches(name, known, 1)
     hint = f": did you mean {close[0]}?" if close else f"; options are {', '.join(known)}"
-    if advice := vllm_advice(name):
+    if advice := foreign_advice(name):
         hint = f": {advice}"
     return f"{name} is not an option{hint}"
 
 
-def vllm_advice(name: str) -> str | None:
-    """The advice about an option of vLLM, with the names of options spelled like the given name; None for others."""
+def foreign_advice(name: str) -> str | None:
+    """The advice about an option of vLLM or llama.cpp, with names spelled like the given one; None for others."""
     words = name.lstrip("-").replace("-", "_")
-    advice = VLLM_OPTIONS.get(words.removeprefix("no_"))
+    advice = FOREIGN_OPTIONS.get(words.removeprefix("no_"))
     if advice is None or name == words:
         return advice
     dashes = "--" if name.startswith("-") else ""

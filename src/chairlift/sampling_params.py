@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, Self
 
 from chairlift.errors import RequestError
+from chairlift.options import unknown_option
 from chairlift.slo import SLO
 from chairlift.structured_outputs import StructuredOutputs
 
@@ -129,8 +130,9 @@ def _token_ids(name: str, value: Any) -> tuple[int, ...]:
         raise RequestError(f"{name} must be a list of token ids, got {value!r:.100}", name)
     if len(value) > MAX_TOKEN_IDS:
         raise RequestError(f"{name} must have at most {MAX_TOKEN_IDS} token ids, got {len(value)}", name)
-    for token in value:
-        _integer(name, token, 0)
+    if (wrong := next((token for token in value if type(token) is not int), None)) is not None:
+        raise RequestError(f"{name} must be a list of token ids, got {wrong!r:.100} in it", name)
+    _integer(name, min(value, default=0), 0)
     return tuple(value)
 
 
@@ -225,6 +227,12 @@ class SamplingParams:
     use_beam_search: bool = False
     length_penalty: float = 1.0
     early_stopping: bool | str = False
+
+    def __new__(cls, *_values: Any, **given: Any) -> Self:
+        if unknown := given.keys() - cls.__dataclass_fields__.keys():
+            name = min(unknown)
+            raise RequestError(unknown_option(name, list(cls.__dataclass_fields__)), name)
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         _integer("n", self.n, 1, MAX_N)

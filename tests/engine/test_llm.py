@@ -160,7 +160,8 @@ def test_prompt_logprobs_are_complete_with_chunks_siblings_and_preemption(llm: L
         (["fine", "two"], [GREEDY], "sampling_params has 1 entries for 2 prompts"),
         (["fine"], SamplingParams(logit_bias={60_000: 1.0}), "logit_bias: token id 60000"),
         ([None], GREEDY, "prompt 0: prompt must be a string or a list of token ids"),
-        ({"a": 1}, GREEDY, "prompts must be a string, a list of token ids"),
+        ({"a": 1}, GREEDY, "prompt 0: prompt must be a string or a list of token ids, got {'a': 1}"),
+        ([{"prompt": "a", "multi_modal_data": {}}], GREEDY, "prompt 0: prompt must be a string or a list of token ids"),
         (["\ud800"], GREEDY, "prompt 0: prompt is not valid Unicode"),
         (["x" * 10_000_000], GREEDY, "prompt 0: prompt is 10000000 bytes long, at least"),
     ],
@@ -323,6 +324,24 @@ def test_calls_of_several_threads_are_answered_one_after_the_other(llm: LLM) -> 
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda prompt: llm.generate(prompt, GREEDY)[0], ["One, two"] * 8))
     assert [output.outputs[0].text for output in together] == [alone.outputs[0].text] * 8
+
+
+def test_prompts_can_have_the_forms_of_vllm(llm: LLM) -> None:
+    plain = llm.generate(["One, two", [5, 6]], GREEDY)
+    named = llm.generate([{"prompt": "One, two"}, {"prompt_token_ids": [5, 6]}], GREEDY)
+    single = llm.generate({"prompt": "One, two"}, GREEDY)
+    assert [output.prompt for output in named] == ["One, two", None]
+    assert [output.outputs for output in [*named, *single]] == [output.outputs for output in [*plain, plain[0]]]
+
+
+def test_variables_of_the_template_can_be_one_argument(llm: LLM) -> None:
+    (plain,) = llm.chat(CHAT, GREEDY, add_generation_prompt=False)
+    (packed,) = llm.chat(CHAT, GREEDY, chat_template_kwargs={"add_generation_prompt": False})
+    assert plain.prompt == packed.prompt
+    with pytest.raises(RequestError, match="enable_thinking: the chat template of this model does not read"):
+        llm.chat(CHAT, GREEDY, chat_template_kwargs={"enable_thinking": False})
+    with pytest.raises(RequestError, match=r"chat_template_kwargs must map names as in .*, got 'x'"):
+        llm.chat(CHAT, GREEDY, chat_template_kwargs="x")
 
 
 def test_arguments_without_an_effect_are_errors(llm: LLM, tiny_model_dir: Callable[..., Path]) -> None:

@@ -95,6 +95,10 @@ def test_names_that_match_no_model_are_errors(tmp_path: Path) -> None:
     for model, problem in [
         ("", "no such file or folder; a model is"),
         ("no-such-model", "no such file or folder; a model is"),
+        ("a/b:Q4_K_M", "no such file or folder; on the Hugging Face hub write a/b, or a/b/FILE.gguf for"),
+        ("hf.co/a/b:latest", "hub write a/b, or"),
+        ("https://huggingface.co/a/b", "hub write a/b, or"),
+        ("a:x:0", "no such file or folder; a model is"),
         (str(tmp_path / "none.gguf"), r"none\.gguf': there is no such file"),
         (str(tmp_path / "notes.txt"), r"notes\.txt: is neither a GGUF file nor a config\.json"),
         (str(tmp_path / "empty"), r"empty: contains no config\.json"),

@@ -15,7 +15,7 @@ from chairlift.cli.console import FLAG, MODEL_HELP, SAMPLING_DEFAULTS, input_err
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.option_sources import with_options
-from chairlift.options import Selection, unknown_option, vllm_advice
+from chairlift.options import Selection, foreign_advice, unknown_option
 from chairlift.system.memory_limits import check_address_space
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _read_prompts(given: list[str] | None) -> list[str]:
             raise ConfigError("PROMPT is missing: give a prompt, or send it to the standard input")
         given = ["-"]
     if unknown := next((text for text in given if text.startswith("-") and text != "-"), None):
-        if vllm_advice(name := unknown.partition("=")[0]):
+        if foreign_advice(name := unknown.partition("=")[0]):
             raise ConfigError(unknown_option(name, ()))
         raise ConfigError(f"Unknown option: {unknown}. A prompt that begins with - can be sent to the standard input")
     if given.count("-") > 1:

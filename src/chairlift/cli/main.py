@@ -14,7 +14,7 @@ from cyclopts.help import ColumnSpec, DefaultFormatter, DescriptionRenderer, Nam
 
 from chairlift.cli.console import ARGUMENTS, OPTIONS, print_error
 from chairlift.errors import ChairliftError, ConfigError
-from chairlift.options import unknown_option, vllm_advice
+from chairlift.options import foreign_advice, unknown_option
 from chairlift.version import __version__
 
 NAME_COLUMNS: Final = 34
@@ -74,7 +74,7 @@ def run_command(arguments: Sequence[str]) -> None:
         app(arguments, exit_on_error=False, print_error=False)
     except UnknownOptionError as error:
         name = (error.token.keyword or error.token.value).partition("=")[0]
-        raise ConfigError(unknown_option(name, ()) if vllm_advice(name) else str(error)) from None
+        raise ConfigError(unknown_option(name, ()) if foreign_advice(name) else str(error)) from None
     except UnusedCliTokensError as error:
         raise ConfigError(f"{error} Write the name of an option before each of its values.") from None
     except CycloptsError as error:

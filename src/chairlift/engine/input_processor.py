@@ -18,7 +18,9 @@ from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.request import Request
 from chairlift.sampling_params import MAX_INTEGER, SEED_BITS, SamplingParams
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or {"prompt": text} or {"prompt_token_ids": token ids} as in vLLM."""
+
 Message = dict[str, Any]
 
 # Odd 64-bit constants, so that the random streams of consecutive requests and of siblings start far apart.
@@ -181,12 +183,15 @@ class InputProcessor:
         Raises:
             RequestError: the prompt is empty, of a wrong type or too long, or a token is outside the vocabulary.
         """
+        given = prompt
+        if isinstance(prompt, Mapping) and prompt.keys() in ({"prompt"}, {"prompt_token_ids"}):
+            prompt = next(iter(prompt.values()))
         if isinstance(prompt, str):
             return prompt, self.encode_text(prompt, label, params, add_special_tokens=add_special_tokens)
         token_ids = cast("list[int]", list(prompt) if isinstance(prompt, Sequence) else [None])
         if not all(type(token_id) is int for token_id in token_ids):
             raise RequestError(
-                f"{label} must be a string or a list of token ids, got {prompt!r:.100}", _field_of_label(label)
+                f"{label} must be a string or a list of token ids, got {given!r:.100}", _field_of_label(label)
             )
         return None, self._checked(token_ids, label, params)
 
@@ -242,13 +247,18 @@ class InputProcessor:
         params: SamplingParams | None = None,
         *,
         allow_special_tokens_in_content: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **template_options: Any,
     ) -> tuple[str, list[int]]:
         """Render a conversation with the chat template, and tokenize and check it; raises as `encode`.
 
         Args:
-            allow_special_tokens_in_content, template_options: as for `LLM.chat`.
+            allow_special_tokens_in_content, chat_template_kwargs, template_options: as for `LLM.chat`.
         """
+        if not isinstance(chat_template_kwargs, Mapping | None):
+            problem = f"must map names as in {{'enable_thinking': False}}, got {chat_template_kwargs!r:.100}"
+            raise RequestError(f"chat_template_kwargs {problem}", "chat_template_kwargs")
+        template_options |= chat_template_kwargs or {}
         messages = [_with_one_text(message, index) for index, message in enumerate(messages)]
         text = self.tokenizer.render_chat(messages, **template_options)
         if self.tokenizer.chat_template is not None:

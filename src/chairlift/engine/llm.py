@@ -6,7 +6,7 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -68,7 +68,8 @@ class LLM:
         """Generate answers to all prompts, and return them in the order of the prompts.
 
         Args:
-            prompts: a list of prompts, or one prompt (a string or a list of token ids).
+            prompts: a list of prompts, or one prompt: a string, a list of token ids, {"prompt": string} or
+                {"prompt_token_ids": list}.
             sampling_params: parameters for all prompts, or a list with one entry for each prompt; None selects
                 `get_default_sampling_params()`.
             use_tqdm: show a progress bar if standard error is a terminal.
@@ -100,7 +101,8 @@ class LLM:
             sampling_params: as for `generate`, but None without a limit of `max_tokens`.
             allow_special_tokens_in_content: text in messages that spells a special token becomes this token; otherwise
                 it remains plain text.
-            template_options: additional variables, which the chat template must read.
+            template_options: additional variables, which the chat template must read, each as an argument or together
+                as the mapping `chat_template_kwargs`.
         """
         check_task(self.engine.facts, None)
         encode = partial(
@@ -339,6 +341,8 @@ def _type_error(name: str, accepted: str, value: object) -> RequestError:
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """The list of prompts; a string or a list of token ids is a single prompt."""
+    if isinstance(prompts, Mapping):
+        return [prompts]
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
         raise _type_error("prompts", "a string, a list of token ids, or a list of those", prompts)
     single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))

@@ -34,6 +34,8 @@ HUB_NAME: Final = re.compile(r"(?=.{3,96}\Z)[A-Za-z0-9][\w.-]*/[\w.-]+")
 """Names on the Hugging Face hub have at most 96 characters."""
 HUB_FILE: Final = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)/(.+\.gguf)")
 """A GGUF file in a repository of the hub: the name of the repository, and the path of the file in it."""
+HUB_ADDRESS: Final = re.compile(r"(?:https://)?(?:hf\.co|huggingface\.co)/|:[\w.-]+\Z")
+"""What llama.cpp and Ollama accept around the name of a repository: the address of the hub, and a quantization."""
 HUB_FILES: Final = ["*.safetensors", "*.json", "*.jinja"]
 IN_SUBFOLDERS: Final = ["*/*.safetensors"]
 """Weights in folders of a repository, which are a second copy in another format (openai/gpt-oss-20b)."""
@@ -88,7 +90,10 @@ def resolve_model(model: str | None, *, accept_terms: bool = False) -> ModelFile
     if (hub_file := HUB_FILE.fullmatch(model)) is not None and HUB_NAME.fullmatch(hub_file[1]):
         return _file(_download_file(*hub_file.groups()), name)
     if path.suffix == ".gguf" or not HUB_NAME.fullmatch(model):
-        raise ModelLoadError(f"model {model!r:.100}: there is no such file or folder; {MODEL_KINDS}")
+        name, hint = HUB_ADDRESS.sub("", model), MODEL_KINDS
+        if HUB_NAME.fullmatch(name):
+            hint = f"on the Hugging Face hub write {name}, or {name}/FILE.gguf for one of its GGUF files"
+        raise ModelLoadError(f"model {model!r:.100}: there is no such file or folder; {hint}")
     return _folder(_download(model), name)
 
 

@@ -30,7 +30,6 @@ from chairlift.server.http.root_path import route_path
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import ModelObservers, ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.server.protocol.base import ErrorBody
 from chairlift.server.serve_options import ServeOptions
 from chairlift.server.telemetry.call_log import CallLogMiddleware
 from chairlift.server.web.page_routes import PageData, file_router
@@ -178,6 +177,5 @@ async def _end_call(_request: Request, _error: Exception) -> Response:
 
 
 async def _respond_to_error(request: Request, error: Exception) -> Response:
-    called = (each for each in ENDPOINTS if request.method == "POST" and each.path == route_path(request.scope))
-    form = next((endpoint.errors for endpoint in called), ErrorBody)
-    return error_response(*describe_error(request, error, is_admin=is_admin_call(request)), form)
+    path = route_path(request.scope)
+    return error_response(path, *describe_error(request, error, is_admin=is_admin_call(request)))

@@ -92,6 +92,11 @@ def test_special_tokens_of_older_folders(tmp_path: Path) -> None:
 def test_errors_name_missing_and_damaged_files(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json: is missing.*save_pretrained"):
         folder_tokenizer(tmp_path)
+    (tmp_path / "tiktoken.model").touch()
+    with pytest.raises(
+        ModelLoadError, match=r"tokenizer\.json: is missing. The code of the model reads tiktoken\.model"
+    ):
+        folder_tokenizer(tmp_path)
     make(tmp_path)
     file = tmp_path / "tokenizer.json"
     file.write_text(file.read_text()[:1000])

@@ -63,7 +63,7 @@ def server(guarded: RunningServer) -> Iterator[RunningServer]:
 # -- keys --------------------------------------------------------------------------------------------------------
 
 
-def test_without_a_key_there_is_a_401_in_openais_form(server: RunningServer) -> None:
+def test_without_a_key_there_is_a_401_in_the_form_of_the_path(server: RunningServer) -> None:
     for headers in ({}, {"Authorization": "Basic abc"}, {"Authorization": "Bearer wrong"}, {"x-api-key": "wrong"}):
         for path in ("/v1/completions", "/v1/models", "/v1/page", "/v1/engine"):
             method = "POST" if path.endswith("completions") else "GET"
@@ -71,6 +71,8 @@ def test_without_a_key_there_is_a_401_in_openais_form(server: RunningServer) -> 
             assert answer.status_code == 401
             assert answer.json()["error"]["code"] == "invalid_api_key"
             assert answer.headers["www-authenticate"] == "Bearer"
+    answer = httpx.post(f"{server.url}/v1/messages", json={})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
     with pytest.raises(openai.AuthenticationError, match="not known to this server"):
         server.client("unknown").models.list()
 

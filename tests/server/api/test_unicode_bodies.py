@@ -78,6 +78,10 @@ def test_an_unpaired_surrogate_in_nested_json_text_causes_no_server_error(api_se
         assert post(api_server, path, json.dumps(body).encode()).status_code in (200, 400)
 
 
+def test_a_body_may_begin_with_a_byte_order_mark(api_server: RunningServer) -> None:
+    assert post(api_server, "/tokenize", b'\xef\xbb\xbf{"prompt": "one"}').status_code == 200
+
+
 def test_surrogate_pairs_and_escaped_backslashes_are_valid(api_server: RunningServer) -> None:
     for text in ("\U0001f600", "\\ud800", "\\\\ud800\U0001f600", "\ud7ff\ue000"):
         body = {**BODIES["/v1/completions"], "user": text}

@@ -51,6 +51,26 @@ def test_the_error_of_a_wrong_path_or_method_names_the_right_one(
     assert len(message(answer)) < 200
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "kind"),
+    [
+        ("GET", "/v1/messages", "api_error"),
+        ("POST", "/v1/messages/batches", "not_found_error"),
+        ("GET", "/v1/messages/batches/a/results", "not_found_error"),
+    ],
+)
+def test_errors_below_the_path_of_messages_have_the_form_of_anthropic(
+    api_server: RunningServer, method: str, path: str, kind: str
+) -> None:
+    answer = httpx.request(method, api_server.url + path)
+    assert (answer.json()["type"], answer.json()["error"]["type"]) == ("error", kind)
+
+
+def test_the_list_of_models_may_end_in_a_slash(api_server: RunningServer) -> None:
+    lists = [httpx.get(f"{api_server.url}/v1/models{end}").json() for end in ("", "/")]
+    assert lists[0] == lists[1]
+
+
 def test_a_long_model_name_is_shortened_in_the_error(api_server: RunningServer) -> None:
     name = "x" * 5000
     fields = {"messages": [{"role": "user", "content": "x"}], "model": name}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import resource
 import sys
 from pathlib import Path
 
@@ -49,6 +50,22 @@ def test_a_full_disk_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureF
     log.close()
     assert warnings(caplog) == [f"access_log={tmp_path / 'log'}: cannot be written (No space left on device)"] * 2
     assert (tmp_path / "log").read_text().split("\n") == ["written 0", "too", "written 1", "too", ""]
+
+
+def test_a_line_that_a_full_disk_has_cut_is_completed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = AccessLog("text", tmp_path / "log")
+    lines = [letter * 300_000 for letter in "ab"]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
+    try:
+        log.write(lines[0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / "log").stat().st_size == 200_000
+    log.write(lines[1])
+    log.close()
+    assert (tmp_path / "log").read_text().splitlines() == lines
+    assert len(warnings(caplog)) == 1
 
 
 def test_a_log_is_closed_on_a_full_disk(caplog: pytest.LogCaptureFixture) -> None:

@@ -35,10 +35,13 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
     special_tokens = {role: text for role in ROLES if (text := _text(settings.get(role))) is not None}
     file = folder / "tokenizer.json"
     if not file.is_file():
-        raise ModelLoadError(
-            f"{file}: is missing. Some older models have only a slow tokenizer; convert it with transformers' "
-            "AutoTokenizer and save_pretrained()"
-        )
+        hint = "Convert the slow tokenizer of an older model with transformers' AutoTokenizer and save_pretrained()"
+        if (folder / "tiktoken.model").is_file():
+            hint = (
+                "The code of the model reads tiktoken.model, and is not run: convert it with transformers' "
+                "TikTokenConverter, and with the pattern and the special tokens of tokenization_*.py"
+            )
+        raise ModelLoadError(f"{file}: is missing. {hint}")
     try:
         raw = read_bytes(file)
         backend = tokenizers.Tokenizer.from_buffer(raw)

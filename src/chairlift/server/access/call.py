@@ -81,7 +81,7 @@ class KeyMiddleware:
             secret = _secret(Headers(scope=scope))
             key = self._find_key(secret, route_path(scope))
             if key is None:
-                await _rejection(secret)(scope, receive, send)
+                await _rejection(secret, route_path(scope))(scope, receive, send)
                 return
             scope.setdefault("state", {})["call"] = Call(key)
         await self._app(scope, receive, send)
@@ -103,10 +103,10 @@ def _secret(headers: Headers) -> str | None:
     return None if header is None else header.encode("latin-1").decode("utf-8", "surrogateescape")
 
 
-def _rejection(secret: str | None) -> JSONResponse:
+def _rejection(secret: str | None, path: str) -> JSONResponse:
     if secret is None:
         message = "this server requires an API key: send it as `Authorization: Bearer KEY`"
     else:
         message = "the API key is not known to this server: check it, or request one from the operator"
     info = ErrorInfo(message=message, type="invalid_request_error", code="invalid_api_key")
-    return error_response(401, info, {"WWW-Authenticate": "Bearer"})
+    return error_response(path, 401, info, {"WWW-Authenticate": "Bearer"})

@@ -9,9 +9,8 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel
 
 from chairlift.server.api.engine_call import EngineCall
-from chairlift.server.http.error_responses import ErrorForm
 from chairlift.server.preparation.conversation import ModelPlanner
-from chairlift.server.protocol.base import ErrorBody, RequestBody
+from chairlift.server.protocol.base import RequestBody
 
 Body = TypeVar("Body", bound=RequestBody)
 
@@ -30,7 +29,6 @@ class Endpoint(Generic[Body]):
             the response.
         call: the class of calls that answer the plan with the engine.
         aliases: other paths.
-        errors: the form of its errors.
     """
 
     path: str
@@ -41,7 +39,6 @@ class Endpoint(Generic[Body]):
     plan: Callable[[ModelPlanner, Body], Any]
     call: type[EngineCall[Any, Any]] | None = None
     aliases: tuple[str, ...] = ()
-    errors: ErrorForm = ErrorBody
 
     @property
     def id_prefix(self) -> str:

@@ -116,7 +116,6 @@ MESSAGES: Final = Endpoint(
     MessagesResponse,
     ModelPlanner.plan,
     MessagesCall,
-    errors=MessagesError,
 )
 COUNT_TOKENS: Final = Endpoint(
     "/v1/messages/count_tokens",
@@ -125,5 +124,4 @@ COUNT_TOKENS: Final = Endpoint(
     CountTokensRequest,
     TokenCount,
     _count_tokens,
-    errors=MessagesError,
 )

@@ -33,6 +33,7 @@ def router(manager: ModelManager) -> APIRouter:
     """The routes that list the models, and for admin keys those that load and unload them (llama.cpp)."""
     routes = APIRouter()
 
+    @routes.get("/v1/models/", include_in_schema=False)
     @routes.get("/v1/models")
     async def list_models(request: Request) -> ModelList:
         """List the models that the key may use, with their states (OpenAI)."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from codecs import BOM_UTF8
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -129,7 +130,7 @@ def parse_json(body_type: type[Body], raw: bytes) -> Body:
     try:
         # Unlike the standard library's parser it rejects unpaired surrogates. By default it keeps short values for
         # later calls, and each of them keeps the block of memory around it.
-        given = from_json(raw, cache_strings="keys")
+        given = from_json(raw.removeprefix(BOM_UTF8), cache_strings="keys")
     except ValueError as error:
         raise RequestError(f"the request body is not valid JSON: {error}") from None
     try:
@@ -168,7 +169,7 @@ def make_router(endpoints: Iterable[Endpoint[Any]], caller: EndpointCaller) -> A
                 endpoint.response,
                 name=endpoint.name,
                 description=endpoint.description,
-                responses=error_models(400, 401, 404, 408, 413, 429, 503, form=endpoint.errors),
+                responses=error_models(400, 401, 404, 408, 413, 429, 503, path=path),
                 include_in_schema=path == endpoint.path,
             )
     return routes

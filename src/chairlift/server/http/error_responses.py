@@ -26,16 +26,19 @@ MIN_SIMILARITY: Final = 0.8
 """The similarity above which a known path is suggested, from 0 to 1 as in `difflib`."""
 
 
-def error_response(
-    status: int, info: ErrorInfo, headers: Mapping[str, str] | None = None, form: ErrorForm = ErrorBody
-) -> JSONResponse:
-    """A response with an error; the default is OpenAI's form."""
-    return JSONResponse(form.of(status, info).model_dump(), status_code=status, headers=headers)
+def error_form(path: str) -> ErrorForm:
+    """The form of the errors of a path: Anthropic's for /v1/messages and the paths below it, OpenAI's for others."""
+    return MessagesError if f"{path}/".startswith("/v1/messages/") else ErrorBody
 
 
-def error_models(*statuses: int, form: ErrorForm = ErrorBody) -> dict[int | str, dict[str, Any]]:
-    """The description of errors with these statuses, as the argument `responses` of a route."""
-    return {status: {"model": form} for status in statuses}
+def error_response(path: str, status: int, info: ErrorInfo, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The response of a path with an error."""
+    return JSONResponse(error_form(path).of(status, info).model_dump(), status_code=status, headers=headers)
+
+
+def error_models(*statuses: int, path: str = "") -> dict[int | str, dict[str, Any]]:
+    """The description of errors of a path with these statuses, as the argument `responses` of a route."""
+    return {status: {"model": error_form(path)} for status in statuses}
 
 
 def error_info(error: Exception, *, is_admin: bool = False) -> tuple[int, ErrorInfo]:

@@ -20,6 +20,9 @@ logger = logging.getLogger("chairlift")
 PLAIN: Final = "/-._~!$&'()*+,;=:@"
 """Characters that are not escaped in a path, in addition to letters and digits (RFC 3986, section 3.3)."""
 
+BUFFER_BYTES: Final = 1 << 20
+"""The size of the buffer of the file. The end of a line that a full disk has cut waits in it: no line is longer."""
+
 
 class AccessLog:
     """Writes a line for each call.
@@ -40,7 +43,7 @@ class AccessLog:
         self._name = "standard error" if path is None else f"access_log={path}"
         self._is_writable = True
         try:
-            self._file = sys.__stderr__ if path is None else path.open("a", encoding="utf-8", errors="backslashreplace")
+            self._file = sys.__stderr__ if path is None else path.open("a", BUFFER_BYTES, "utf-8", "backslashreplace")
         except OSError as error:
             assert path is not None
             raise unwritable_file_error("access_log", path, error) from None
