@@ -322,7 +322,11 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"],
         },
     ),
+    "cohere": ("Cohere", {**TINY_GATED, "tie_word_embeddings": True, "attention_bias": True}),
+    "cohere2": ("Cohere2", {**TINY_GATED, "tie_word_embeddings": True, "num_hidden_layers": 4, "sliding_window": 20}),
     "olmo2": ("Olmo2", TINY_GATED),
+    "arcee": ("Arcee", TINY_GATED),
+    "seed_oss": ("SeedOss", {**TINY_GATED, "head_dim": 24, "attention_out_bias": True}),
     "phi3": (
         "Phi3",
         {
@@ -473,6 +477,22 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "deepseek_v3": ("DeepseekV3", {**TINY_LATENT, **TINY_GROUPS}),
+    "glm4": ("Glm4", {**TINY_GATED, "head_dim": 24}),
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            **TINY_GATED,
+            "num_hidden_layers": 3,
+            "head_dim": 24,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
     "glm4_moe_lite": ("Glm4MoeLite", {**TINY_LATENT, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}),
     "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "dropout": 0.0}),
 }

@@ -31,7 +31,7 @@ ARCHITECTURES = [
     "gemma4_unified", "ministral3", "granite", "granite4", "granite4_h", "granite4_h_moe", "falcon_h1", "nemotron_h",
     "nemotron_h_moe", "smollm3", "olmo2", "olmo3", "exaone4", "phi3", "mixtral", "qwen3_moe", "olmoe", "granitemoe",
     "gpt_oss", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid", "ernie4_5", "deepseek_v2",
-    "deepseek_v3", "glm4_moe_lite", "opt",
+    "deepseek_v3", "glm4_moe_lite", "opt", "arcee", "seed_oss", "cohere", "cohere2", "glm4", "glm4_moe",
 ]  # fmt: skip
 SQUEEZES: dict[str, dict[str, Any]] = {
     "roomy": {},

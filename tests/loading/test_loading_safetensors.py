@@ -58,6 +58,8 @@ def copy(tiny_model_dir: TinyModelDir, tmp_path: Path) -> Callable[..., Path]:
         "falcon_h1",
         "nemotron_h",
         "smollm3",
+        "arcee",
+        "seed_oss",
         "olmo2",
         "olmo3",
         "exaone4",
@@ -96,14 +98,18 @@ def test_tensors_equal_the_state_dict(tiny_model_dir: TinyModelDir, arch: str, m
         "deepseek_v2",
         "deepseek_v3",
         "glm4_moe_lite",
+        "glm4",
+        "glm4_moe",
+        "cohere",
+        "cohere2",
     ],
 )
 @pytest.mark.parametrize("max_shard_size", ["1GB", "40KB"])
 def test_every_tensor_of_a_mixture_is_read(tiny_model_dir: TinyModelDir, arch: str, max_shard_size: str) -> None:
     """Files hold each expert or all of them in one tensor, and models of transformers have other names for them.
 
-    Qwen3.5 without experts is here because query and gate are one tensor, and ERNIE 4.5 because its rows are reordered.
-    Latent attention has several parameters in one tensor.
+    Qwen3.5 without experts is here because query and gate are one tensor, and ERNIE 4.5, GLM-4 and Cohere because their
+    rows are reordered. Latent attention has several parameters in one tensor.
     """
     folder = tiny_model_dir(arch, max_shard_size=max_shard_size)
     assert (folder / INDEX).exists() is (max_shard_size == "40KB")

@@ -164,7 +164,13 @@ NEMOTRON_FIELDS: dict[str, Any] = {
     "ssm.time_step_rank": 6,
     "ssm.group_count": 2,
 }
+LAYER_NORM: dict[str, Any] = {
+    "attention.layer_norm_rms_epsilon": None,
+    "attention.layer_norm_epsilon": 1e-5,
+    "logit_scale": 0.0625,
+}
 FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+SANDWICH_NORMS = {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
 GGUF_FIELDS: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"attention.sliding_window": 24},
@@ -191,6 +197,39 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "rope.scaling.factor": 4.0,
         "rope.scaling.original_context_length": 16,
         "rope.scaling.yarn_log_multiplier": 1.5,
+    },
+    "arcee": {},
+    "seed_oss": {"attention.key_length": 24, "attention.value_length": 24},
+    "cohere": {**LAYER_NORM, "rope.scaling.type": "none", "rope.freq_base": 5e5},
+    "cohere2": {
+        **LAYER_NORM,
+        "block_count": 4,
+        "attention.sliding_window": 20,
+        "rope.dimension_count": 16,
+        "rope.scaling.type": "none",
+    },
+    "glm4": {
+        "attention.layer_norm_rms_epsilon": 1.5625e-7,
+        "attention.key_length": 24,
+        "attention.value_length": 24,
+        "rope.dimension_count": 12,
+    },
+    "glm4_moe": {
+        "block_count": 4,
+        "nextn_predict_layers": 1,
+        "attention.key_length": 24,
+        "attention.value_length": 24,
+        "rope.dimension_count": 12,
+        "leading_dense_block_count": 1,
+        "expert_count": 8,
+        "expert_used_count": 3,
+        "expert_feed_forward_length": 40,
+        "expert_shared_count": 2,
+        "expert_weights_scale": 1.7,
+        "expert_weights_norm": True,
+        "expert_gating_func": 2,
+        "expert_group_count": 1,
+        "expert_group_used_count": 1,
     },
     "olmo2": {},
     "olmo3": {
@@ -457,7 +496,7 @@ PREDICTOR = {
 }
 INTERLEAVED = (
     "llama", "mistral", "granite", "granite4", "granite4_h", "granite4_h_moe", "smollm3", "ministral3", "mixtral",
-    "granitemoe",
+    "granitemoe", "arcee",
 )  # fmt: skip
 ARCHITECTURE_NAMES = {
     "mistral": "llama",
@@ -474,6 +513,8 @@ ARCHITECTURE_NAMES = {
     "qwen3_5_moe": "qwen35moe",
     "qwen3_next": "qwen3next",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
+    "cohere": "command-r",
+    "glm4_moe": "glm4moe",
     "granite4_h": "granitehybrid",
     "granite4_h_moe": "granitehybrid",
     "falcon_h1": "falcon-h1",
@@ -482,9 +523,10 @@ ARCHITECTURE_NAMES = {
 
 
 MAMBA_ARCHITECTURES = ("granite4_h", "granite4_h_moe", "falcon_h1", "nemotron_h", "nemotron_h_moe")
+NORMED_BRANCHES = ("gemma", "olmo2", "olmo3", "exaone4", "gpt", "seed_oss", "glm4_moe")
 LARGER_EPS = (
     "ernie4_5", "olmo2", "olmo3", "exaone4", "olmoe", "phi3", "ministral3", "mixtral", "gpt_oss", "lfm2", "lfm2_moe",
-    "falcon_h1", "nemotron_h", "nemotron_h_moe", "glm4_moe_lite",
+    "falcon_h1", "nemotron_h", "nemotron_h_moe", "glm4_moe_lite", "glm4_moe", "arcee",
 )  # fmt: skip
 
 
@@ -492,14 +534,15 @@ def convert_name(name: str, arch: str) -> str:
     names = {
         **NAMES,
         **FUSED,
+        **SANDWICH_NORMS,
         **EXPERTS,
         **PER_LAYER_INPUTS,
         **PARALLEL_EXPERTS,
         **(LFM2 if arch.startswith("lfm2") else {}),
         **(QWEN35 if arch.startswith(("qwen3_5", "qwen3_next")) else {}),
         **(MAMBA if arch in MAMBA_ARCHITECTURES else {}),
-        **(LATENT if ARCHITECTURE_NAMES.get(arch) == "deepseek2" else {}),
-        **(BRANCH_NORMS if arch != "gemma" and arch.startswith(("gemma", "olmo2", "olmo3", "exaone4", "gpt")) else {}),
+        **(LATENT if ARCHITECTURE_NAMES.get(arch) in ("deepseek2", "glm4moe") else {}),
+        **(BRANCH_NORMS if arch != "gemma" and arch.startswith(NORMED_BRANCHES) and arch != "glm4_moe_lite" else {}),
     }
     if name.startswith("mtp.") and not name.startswith("mtp.layers."):
         return f"blk.4.nextn.{PREDICTOR[name.removeprefix('mtp.').removesuffix('.weight')]}.weight"

@@ -92,9 +92,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h_moe-scores": ("nemotron_h_moe", {"norm_topk_prob": False}),
     "smollm3": ("smollm3", {}),
     "smollm3-tied": ("smollm3", {"tie_word_embeddings": True, "no_rope_layers": None, "layer_types": None}),
+    "cohere": ("cohere", {}),
+    "cohere2": ("cohere2", {}),
     "olmo2": ("olmo2", {}),
     "olmo2-biases": ("olmo2", {"attention_bias": True}),
     "olmo3": ("olmo3", {}),
+    "arcee": ("arcee", {}),
+    "seed_oss": ("seed_oss", {}),
     "ernie4_5": ("ernie4_5", {}),
     "deepseek_v2": ("deepseek_v2", {}),
     "deepseek_v2-greedy": (
@@ -111,6 +115,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2},
         },
     ),
+    "glm4": ("glm4", {}),
+    "glm4_moe": ("glm4_moe", {}),
     "glm4_moe_lite": ("glm4_moe_lite", {}),
     "glm4_moe_lite-layers": (
         "glm4_moe_lite",

@@ -48,9 +48,10 @@ def build(config: ModelConfig, kernels: str = "torch") -> DecoderModel:
 
 def test_every_architecture_builds() -> None:
     names = (
-        "deepseek", "ernie4_5", "exaone4", "falcon_h1", "gemma", "gemma2", "gemma3", "gemma4", "gpt-oss", "granite",
+        "cohere", "deepseek", "ernie4_5", "exaone4", "falcon_h1", "gemma", "gemma2", "gemma3", "gemma4", "glm4",
+        "glm4_moe", "gpt-oss", "granite",
         "lfm2", "llama", "ministral3", "mixtral", "nemotron_h", "olmo", "olmoe", "phi3", "qwen3-moe", "qwen3.5",
-        "smollm3",
+        "seed_oss", "smollm3",
     )  # fmt: skip
     configs = OPT.declare(), *(replace(LLAMA.declare(), architecture=name, name=name) for name in names)
     encoders = {"bert", "modernbert"}  # have models of their own, see tests/engine/test_embeddings.py

@@ -472,6 +472,7 @@ class DecoderLayer:
         self.recurrence = (
             None if recurrence is None else RecurrentMixer(builder, recurrence, layer.recurrence_norms.before)
         )
+        self._is_parallel = layer.is_parallel
         self.add_recurrence = builder.residual_sum(layer.recurrence_norms, is_fused=layer.recurrence_adds_residual)
         network = layer.feed_forward
         self.feed_forward = None if network is None else builder.feed_forward(network, norms.before)
@@ -484,9 +485,11 @@ class DecoderLayer:
         self.add_per_layer_branch = None if branch is None else builder.residual_sum(branch.norms, scale)
 
     def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
+        network = self.feed_forward
+        parallel = network(x, None) if network is not None and self._is_parallel else None
         x = self._mix_tokens(x, step)
-        if self.feed_forward is not None:
-            y = self.feed_forward(x, self.add_feed_forward.residual(x))
+        if network is not None:
+            y = network(x, self.add_feed_forward.residual(x)) if parallel is None else parallel
             if self.parallel_experts is not None:
                 y = self.parallel_experts(y, x)
             x = self.add_feed_forward(x, y)

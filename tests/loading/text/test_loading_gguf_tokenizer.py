@@ -104,6 +104,8 @@ def test_splits_equal_transformers(name: str) -> None:
     ("name", "text", "pieces"),
     [
         ("glm4", "It's 12345 Ünits\n\n x", ["It", "'s", " ", "123", "45", " Ünits", "\n\n", " x"]),
+        ("command-r", "It's 12 Ünits\n x", ["It", "'s", " ", "1", "2", " Ünits", "\n", " x"]),
+        ("seed-coder", "IT'S 12 x;\n y", ["IT", "'S", " ", "1", "2", " x", ";", "\n", " y"]),
         (
             "deepseek-v3",
             "a 12345 日本と語x $5 .net\n",
@@ -116,7 +118,7 @@ def test_splits_equal_transformers(name: str) -> None:
         ),
     ],
 )
-def test_splits_of_deepseek_and_glm(name: str, text: str, pieces: list[str]) -> None:
+def test_splits_of_deepseek_glm_cohere_and_seed(name: str, text: str, pieces: list[str]) -> None:
     """transformers has no splits of these files; the expected pieces follow from llama.cpp's `llama-vocab.cpp`.
 
     Only the single digits of deepseek-llm follow from the published `tokenizer.json`: llama.cpp keeps runs of digits.

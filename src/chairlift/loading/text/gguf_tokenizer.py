@@ -85,6 +85,7 @@ _DEEPSEEK: Final = (
     r"[\x{4e00}-\x{9fa5}\x{0800}-\x{4e00}\x{ac00}-\x{d7ff}]+",
     r"\p{N}",
 )
+_SEED_CODER: Final = r"\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 _DEEPSEEK3: Final = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -99,6 +100,8 @@ _RULES: Final = (
         PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True),
     ),
     (("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), PreTokenizer((_LLAMA3,))),
+    (("command-r",), PreTokenizer((r"\p{N}", _GPT2), nfc=True)),
+    (("seed-coder",), PreTokenizer((_CONTRACTIONS + _WORDS + _SEED_CODER,))),
     (("deepseek-llm",), PreTokenizer(_DEEPSEEK)),
     (("deepseek-v3",), PreTokenizer((r"\p{N}{1,3}", r"[\x{4e00}-\x{9fa5}\x{3040}-\x{30ff}]+", _DEEPSEEK3))),
     (("qwen2",), PreTokenizer((_QWEN2,), nfc=True)),

@@ -64,17 +64,8 @@ class DeepseekSizes:
         return replace(self.sizes.declare(), layers=layers, num_unread_layers=self.num_unread_layers)
 
     def _layer(self, index: int) -> LayerSpec:
-        prefix = f"model.layers.{index}"
-        layer = self.sizes.declare_layer(index)
-        layer = replace(layer, attention=self._attention(f"{prefix}.self_attn"))
-        if layer.mixture is None or not self.shared_size:
-            return layer
-        shared, inner = f"{prefix}.mlp.shared_experts", self.shared_size
-        up = ((f"{shared}.gate_proj", inner), (f"{shared}.up_proj", inner))
-        network = declare_network(
-            up, f"{shared}.down_proj", self.sizes.hidden_size, self.sizes.activation, gated=True, prefix="shared_"
-        )
-        return replace(layer, feed_forward=network).beside_experts(layer.mixture)
+        layer = declare_layer(self.sizes, index, self.shared_size)
+        return replace(layer, attention=self._attention(f"model.layers.{index}.self_attn"))
 
     def _attention(self, prefix: str) -> AttentionSpec:
         sizes, matrix = self.sizes, partial(MatrixSpec, ATTENTION)
@@ -132,6 +123,23 @@ class DeepseekSizes:
         return stored
 
 
+def declare_layer(sizes: LlamaSizes, index: int, shared_size: int) -> LayerSpec:
+    """Return the declaration of one layer with shared experts beside its mixture, if it has one.
+
+    Args:
+        shared_size: see DeepseekSizes.
+    """
+    layer = sizes.declare_layer(index)
+    if layer.mixture is None or not shared_size:
+        return layer
+    shared = f"model.layers.{index}.mlp.shared_experts"
+    up = ((f"{shared}.gate_proj", shared_size), (f"{shared}.up_proj", shared_size))
+    network = declare_network(
+        up, f"{shared}.down_proj", sizes.hidden_size, sizes.activation, gated=True, prefix="shared_"
+    )
+    return replace(layer, feed_forward=network).beside_experts(layer.mixture)
+
+
 def _yarn_scale(rope: RopeConfig, log_multiplier: float) -> float:
     """The factor of scores in a context that YaRN has made longer: the square of its attention factor."""
     return 1.0 if rope.scaling != "yarn" else yarn_attention_factor(rope.factor, log_multiplier) ** 2
@@ -166,7 +174,7 @@ class DeepseekConfigReader(LlamaConfigReader):
         scaling = fields.mapping("rope_parameters") or fields.mapping("rope_scaling")
         multiplier = None if scaling is None else scaling.get("mscale_all_dim")
         factor = 1.0 if scaling is None or not multiplier else _yarn_scale(sizes.rope, scaling.number("mscale_all_dim"))
-        experts = self._read_experts(fields, sizes.num_layers)
+        experts = self.read_experts(fields, sizes.num_layers)
         return DeepseekSizes(
             replace(sizes, experts=experts, attention_scale=factor * (plain + rotary) ** -0.5),
             query_rank=None if fields.get("q_lora_rank") is None else fields.integer("q_lora_rank"),
@@ -174,12 +182,12 @@ class DeepseekConfigReader(LlamaConfigReader):
             plain_dim=plain,
             rotary_dim=rotary,
             value_dim=fields.integer("v_head_dim"),
-            shared_size=fields.integer("n_shared_experts", 0, low=0) * experts.intermediate_size,
+            shared_size=read_shared_size(fields, experts),
             is_interleaved=fields.flag("rope_interleave", True),
             num_unread_layers=fields.integer("num_nextn_predict_layers", 0, low=0),
         ).declare()
 
-    def _read_experts(self, fields: ConfigFields, layers: int) -> ExpertSizes:
+    def read_experts(self, fields: ConfigFields, layers: int) -> ExpertSizes:
         count = fields.integer("n_routed_experts")
         methods, scoring = (_V3_METHODS, "sigmoid") if self.has_sigmoid else (_V2_METHODS, "softmax")
         method = fields.choice("topk_method", methods, methods[0])
@@ -213,6 +221,11 @@ class DeepseekConfigReader(LlamaConfigReader):
         return frozenset(index for index, kind in enumerate(types) if kind == "dense")
 
 
+def read_shared_size(fields: ConfigFields, experts: ExpertSizes) -> int:
+    """Read the inner size of all shared experts; 0 without any."""
+    return fields.integer("n_shared_experts", 0, low=0) * experts.intermediate_size
+
+
 _V2_METHODS: Final = ("greedy", "group_limited_greedy")
 _V3_METHODS: Final = ("noaux_tc",)
 
@@ -233,14 +246,8 @@ def _with_groups(routing: ExpertRouting, fields: ConfigFields, count: int, key: 
 
 def read_deepseek2_gguf(header: GGUFHeader) -> ModelConfig:
     """Read the metadata of a GGUF file. Newer files have the sizes of heads in keys that end in `_mla`."""
-    fields, tensors = header.fields, header.tensor_names
-    has_bias = any(name.endswith(".exp_probs_b.bias") for name in tensors)
-    gating = fields.get("expert_gating_func", SIGMOID_GATING if has_bias else SOFTMAX_GATING)
-    if gating not in (SOFTMAX_GATING, SIGMOID_GATING):
-        raise fields.error("expert_gating_func", f"is {gating!r:.80}; supported: 1 (softmax) and 2 (sigmoid)")
-    softmax: ExpertSoftmax = "chosen" if fields.get("expert_weights_norm", False) else "all"
-    sizes = read_gguf_sizes(header, expert_softmax=softmax, expert_gating=gating, has_recurrence=True, has_latent=True)
-    further = fields.integer("nextn_predict_layers", 0, low=0, high=sizes.num_layers - 1)
+    fields = header.fields
+    sizes, shared_size = read_gguf_mixture(header, has_latent=True)
     suffix = "_mla" if fields.get("attention.key_length_mla") is not None else ""
     rotary = fields.integer("rope.dimension_count")
     plain = fields.integer(f"attention.key_length{suffix}", low=rotary + 1) - rotary
@@ -253,23 +260,46 @@ def read_deepseek2_gguf(header: GGUFHeader) -> ModelConfig:
         # The converter to GGUF multiplies by 0.1 in this architecture only, as llama.cpp's deepseek2.cpp says.
         scale *= _yarn_scale(rope, 10 * fields.number("rope.scaling.yarn_log_multiplier"))
         rope = replace(rope, attention_factor=1.0)
-    experts, num_shared = sizes.experts, fields.integer("expert_shared_count", 0, low=0)
-    if experts is not None:
-        dense = fields.integer("leading_dense_block_count", 0, low=0, high=sizes.num_layers)
-        experts = _complete_experts(experts, fields, gating == SIGMOID_GATING, has_bias, dense)
-    sizes = replace(
-        sizes, num_layers=sizes.num_layers - further, rope=rope, attention_scale=scale, experts=experts, qkv_bias=False
-    )
     return DeepseekSizes(
-        sizes,
+        replace(sizes, rope=rope, attention_scale=scale, qkv_bias=False),
         query_rank=fields.integer("attention.q_lora_rank", 0, low=0) or None,
         key_rank=rank,
         plain_dim=plain,
         rotary_dim=rotary,
         value_dim=fields.integer(f"attention.value_length{suffix}"),
-        shared_size=0 if experts is None else num_shared * experts.intermediate_size,
-        has_split_heads="blk.0.attn_k_b.weight" in tensors,
+        shared_size=shared_size,
+        has_split_heads="blk.0.attn_k_b.weight" in header.tensor_names,
     ).declare()
+
+
+def read_gguf_mixture(header: GGUFHeader, *, has_latent: bool = False) -> tuple[LlamaSizes, int]:
+    """Read the sizes of a model with experts as in DeepSeek-V2 or V3, without layers that predict further tokens.
+
+    Args:
+        has_latent: see read_gguf_sizes.
+
+    Returns:
+        The sizes, and `DeepseekSizes.shared_size`.
+    """
+    fields = header.fields
+    has_bias = any(name.endswith(".exp_probs_b.bias") for name in header.tensor_names)
+    gating = fields.get("expert_gating_func", SIGMOID_GATING if has_bias else SOFTMAX_GATING)
+    if gating not in (SOFTMAX_GATING, SIGMOID_GATING):
+        raise fields.error("expert_gating_func", f"is {gating!r:.80}; supported: 1 (softmax) and 2 (sigmoid)")
+    softmax: ExpertSoftmax = "chosen" if fields.get("expert_weights_norm", False) else "all"
+    sizes = read_gguf_sizes(
+        header, expert_softmax=softmax, expert_gating=gating, rotates_part=True, has_latent=has_latent
+    )
+    further = fields.integer("nextn_predict_layers", 0, low=0, high=sizes.num_layers - 1)
+    experts, num_shared = sizes.experts, fields.integer("expert_shared_count", 0, low=0)
+    if experts is None:
+        return replace(sizes, num_layers=sizes.num_layers - further), 0
+    dense = fields.integer("leading_dense_block_count", 0, low=0, high=sizes.num_layers)
+    experts = _complete_experts(experts, fields, gating == SIGMOID_GATING, has_bias, dense)
+    return (
+        replace(sizes, num_layers=sizes.num_layers - further, experts=experts),
+        num_shared * experts.intermediate_size,
+    )
 
 
 def _complete_experts(

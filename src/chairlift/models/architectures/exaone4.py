@@ -27,7 +27,7 @@ class Exaone4ConfigReader(LlamaConfigReader):
         return sizes.with_layer_ropes(sizes.rope, None)
 
 
-def _windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
+def read_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     """Return the window of each layer; empty without windows, where every layer has a rotary embedding."""
     window = None if fields.is_null("sliding_window") else fields.integer("sliding_window", 4096)
     if (types := fields.get("layer_types")) is None:
@@ -50,7 +50,7 @@ def read_exaone4_gguf(header: GGUFHeader) -> ModelConfig:
 EXAONE4: Final = Architecture(
     name="exaone4",
     hf_readers={
-        "Exaone4ForCausalLM": Exaone4ConfigReader("exaone4", _windows, qkv_bias=False, norms=NORMS, qk_norm="heads")
+        "Exaone4ForCausalLM": Exaone4ConfigReader("exaone4", read_windows, qkv_bias=False, norms=NORMS, qk_norm="heads")
     },
     gguf_readers={"exaone4": read_exaone4_gguf},
     gguf_names=OLMO.gguf_names,

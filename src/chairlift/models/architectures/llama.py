@@ -1,6 +1,7 @@
-"""Llama, Mistral, Qwen2 and Qwen3: `LlamaSizes` with SiLU.
+"""Llama, Mistral, Qwen2, Qwen3 and AFM (Arcee): `LlamaSizes` with SiLU.
 
-Mistral adds a sliding window, Qwen2 biases of q, k and v, and Qwen3 a norm of each query and key head.
+Mistral adds a sliding window, Qwen2 biases of q, k and v, and Qwen3 a norm of each query and key head. AFM has the
+square of ReLU without a gate.
 """
 
 from __future__ import annotations
@@ -31,18 +32,22 @@ class LlamaConfigReader:
         inner_key, eps_key: the fields with the inner size of the feed-forward network and the epsilon of norms.
         defaults: the values of fields that the file does not contain.
         default_theta: the base of the rotary embedding where the file does not contain it.
-        qkv_bias: whether q, k and v have biases, or None to read `attention_bias`, which applies to the output
-            projection too.
-        norms, qk_norm: see LlamaSizes.
+        qkv_bias: whether q, k and v have biases, or None to read `attention_bias`.
+        output_bias_key: without `qkv_bias`, the field that says whether the output projection has a bias; None if it
+            has none.
+        norms, qk_norm, activation, gated: see LlamaSizes.
         experts: (fields, the sizes without experts) -> the experts of a layer; None for a model without them.
     """
 
     name: str
     windows: Callable[[ConfigFields, int], Sequence[int | None]]
     qkv_bias: bool | None = None
+    output_bias_key: str | None = "attention_bias"
     reads_mlp_bias: bool = False
     norms: NormNames = field(default_factory=NormNames)
     qk_norm: Literal["heads", "rows"] | None = None
+    activation: str = "silu"
+    gated: bool = True
     experts: Callable[[ConfigFields, LlamaSizes], ExpertSizes | None] | None = None
     default_theta: float = 10_000.0
     inner_key: str = "intermediate_size"
@@ -74,6 +79,7 @@ class LlamaConfigReader:
             norms=self.norms,
             sliding_windows=self.windows(fields, layers),
             activation=self._activation(fields),
+            gated=self.gated,
             rope=self._rope(fields),
             tie_word_embeddings=fields.flag("tie_word_embeddings", False),
             qkv_bias=qkv_bias,
@@ -84,7 +90,7 @@ class LlamaConfigReader:
         return sizes if self.experts is None else replace(sizes, experts=self.experts(fields, sizes))
 
     def _activation(self, fields: ConfigFields) -> str:
-        return fields.choice("hidden_act", ("silu",), "silu")
+        return fields.choice("hidden_act", (self.activation,), self.activation)
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
         fields.allow_only("rope_interleaved", False, "the dimensions of a rotated pair must be half a head apart")
@@ -101,7 +107,7 @@ class LlamaConfigReader:
         mlp = fields.flag("mlp_bias", False)
         if self.qkv_bias is None:
             bias = fields.flag("attention_bias", False)
-            return bias, bias, mlp
+            return bias, self.output_bias_key is not None and fields.flag(self.output_bias_key, False), mlp
         fields.allow_only("attention_bias", self.qkv_bias, why)
         return self.qkv_bias, False, mlp
 
@@ -135,8 +141,10 @@ def _qwen_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
 
 
 def read_llama_gguf(header: GGUFHeader) -> ModelConfig:
-    """Read the metadata of a GGUF file of Llama or Mixtral, Qwen2, Qwen3 or EXAONE 3, which is Llama."""
+    """Read the metadata of a GGUF file of Llama or Mixtral, Qwen2, Qwen3, AFM or EXAONE 3, which is Llama."""
     sizes = read_gguf_sizes(header, expert_softmax="chosen" if header.name == "llama" else None)
+    if header.name == "arcee":
+        sizes = replace(sizes, activation="relu2", gated=False)
     return replace(
         sizes,
         sliding_windows=read_uniform_window(header.fields, sizes.num_layers),
@@ -159,8 +167,11 @@ LLAMA: Final = Architecture(
         "MistralForCausalLM": LlamaConfigReader("mistral", uniform_windows, qkv_bias=False),
         "Qwen2ForCausalLM": LlamaConfigReader("qwen2", _qwen_windows, qkv_bias=True),
         "Qwen3ForCausalLM": LlamaConfigReader("qwen3", _qwen_windows, qk_norm="heads"),
+        "ArceeForCausalLM": LlamaConfigReader(
+            "arcee", no_windows, reads_mlp_bias=True, activation="relu2", gated=False
+        ),
     },
-    gguf_readers=dict.fromkeys(("llama", "qwen2", "qwen3", "exaone"), read_llama_gguf),
+    gguf_readers=dict.fromkeys(("llama", "qwen2", "qwen3", "exaone", "arcee"), read_llama_gguf),
     gguf_names=GGUF_NAMES,
-    gguf_interleaved=frozenset(("llama",)),
+    gguf_interleaved=frozenset(("llama", "arcee")),
 )

@@ -23,6 +23,9 @@ from chairlift.models.reading.rope_fields import rotated_dims
 ORIGINAL_CONTEXT: Final = 4096
 """The context before LongRoPE, in files that do not contain it."""
 
+FUSED: Final = ("qkv_proj", "gate_up_proj")
+"""See LlamaSizes.fused_projections."""
+
 SCALINGS: Final = ("default", "longrope", "su", "yarn")
 """Early files of Phi-3 call LongRoPE "su" or "yarn"."""
 
@@ -33,7 +36,7 @@ class Phi3ConfigReader(LlamaConfigReader):
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
         for key in ("interpolate_factor", "full_attn_mod"):
             fields.allow_only(key, 1, "the reference implementation ignores this option")
-        return replace(super().read_sizes(fields), fused_projections=True)
+        return replace(super().read_sizes(fields), fused_projections=FUSED)
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
         nested = fields.mapping("rope_parameters") or fields.mapping("rope_scaling")
@@ -105,7 +108,7 @@ def _are_factors(values: Any, expected: int) -> bool:
 def read_phi3_gguf(header: GGUFHeader) -> ModelConfig:
     """Read the metadata of a GGUF file of Phi-3 or Phi-4."""
     fields = header.fields
-    sizes = read_gguf_sizes(header, has_longrope=True)
+    sizes = read_gguf_sizes(header, has_longrope=True, rotates_part=True)
     window = fields.integer("attention.sliding_window", 0, low=0)
     names = ("rope_factors_short.weight", "rope_factors_long.weight")
     rope = sizes.rope
@@ -122,7 +125,7 @@ def read_phi3_gguf(header: GGUFHeader) -> ModelConfig:
         sizes,
         rope=rope,
         sliding_windows=(window or None,) * sizes.num_layers,
-        fused_projections=True,
+        fused_projections=FUSED,
     ).declare()
 
 

@@ -5,7 +5,8 @@ A layer consists of two branches around the residual stream, each with norms in 
     stream = of_sum(stream + multiplier * after(branch(before(stream))))
 
 The first branch is attention or a recurrence, or both, which read the same stream (Falcon-H1). A layer may have one
-branch only (Nemotron-H), or a third one, which reads an embedding of the token for this layer (Gemma 4).
+branch only (Nemotron-H), or a third one, which reads an embedding of the token for this layer (Gemma 4). Both branches
+may read the same stream (Cohere).
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class LayerSpec:
 
     Attributes:
         attention, recurrence: the first branch. With both, each reads the residual stream, to which both are added.
+        is_parallel: whether the feed-forward network reads the residual stream before attention is added to it.
         parallel_experts: the mixture whose result is added to that of a dense feed-forward network, or None.
         per_layer_branch: the branch after the feed-forward network, or None.
         output_scale: the name of the parameter [1] that the output of the layer is multiplied by, or None.
@@ -87,6 +89,7 @@ class LayerSpec:
     parallel_experts: ParallelExpertsSpec | None = None
     per_layer_branch: PerLayerBranchSpec | None = None
     output_scale: str | None = None
+    is_parallel: bool = False
 
     def beside_experts(self, mixture: FeedForwardSpec, gate: MatrixSpec | None = None) -> LayerSpec:
         """Return the layer with a mixture of experts beside its dense feed-forward network, after the same norm."""
@@ -186,5 +189,5 @@ class LayerSpec:
 
     @property
     def feed_forward_adds_residual(self) -> bool:
-        """The same of the feed-forward network. The experts of a mixture are summed up first."""
-        return self.feed_forward_norms.can_fuse_sum and self.mixture is None
+        """The same of the feed-forward network. Experts are summed up first; a parallel network precedes attention."""
+        return self.feed_forward_norms.can_fuse_sum and self.mixture is None and not self.is_parallel

@@ -32,7 +32,8 @@ class StoredName(NamedTuple):
         is_transposed: whether the tensor holds matrices [in, out].
         first_row, row_step: the first row of the parameter, and the distance between its rows.
         block: what these are numbers of: rows, heads of consecutive rows, or equal parts of the tensor; or "pair" for
-            all rows, where the two dimensions of a rotated pair of a head are adjacent.
+            all rows, where the two dimensions of a rotated pair of a head are adjacent, and "half_pair" where only the
+            first half of a head is rotated.
         part: the rows of the parameter in the tensor, which may hold several parameters; None without such a list.
     """
 
@@ -41,7 +42,7 @@ class StoredName(NamedTuple):
     is_transposed: bool = False
     first_row: int = 0
     row_step: int = 1
-    block: Literal["row", "head", "part", "pair"] = "row"
+    block: Literal["row", "head", "part", "pair", "half_pair"] = "row"
     part: StoredRows | None = None
 
     def file_shape(self, shape: tuple[int, ...], num_experts: int) -> tuple[int, ...]:
@@ -64,8 +65,10 @@ class StoredName(NamedTuple):
             kept = self.part.rows
             selected = rows[slice(kept.start, kept.stop) if isinstance(kept, range) else list(kept)]
             return selected
-        if self.block == "pair":
-            selected = rows.reshape((-1, head_dim // 2, 2, *row_shape)).swapaxes(1, 2).reshape((-1, *row_shape))
+        if self.block in ("pair", "half_pair"):
+            rotated = head_dim if self.block == "pair" else head_dim // 2
+            order = [*range(0, rotated, 2), *range(1, rotated, 2), *range(rotated, head_dim)]
+            selected = rows.reshape((-1, head_dim, *row_shape))[:, order].reshape((-1, *row_shape))
             return selected
         if self.row_step == 1:
             return rows

@@ -42,21 +42,25 @@ def read_gguf_sizes(
     header: GGUFHeader,
     *,
     has_longrope: bool = False,
+    rotates_part: bool = False,
     expert_softmax: ExpertSoftmax | None = None,
     expert_gating: int = SOFTMAX_GATING,
     has_recurrence: bool = False,
     has_layer_sizes: bool = False,
     has_latent: bool = False,
+    eps_key: str = "attention.layer_norm_rms_epsilon",
 ) -> LlamaSizes:
     """Read all sizes but the sliding windows, which every architecture stores in its own way.
 
     Args:
-        has_longrope: whether a part of each head may be rotated, and the caller adds the factors of LongRoPE.
+        has_longrope: whether the caller adds the factors of LongRoPE.
+        rotates_part: whether a part of each head may be rotated.
         expert_softmax: see ExpertRouting; None for an architecture without experts.
         expert_gating: see read_gguf_experts.
         has_recurrence: whether layers may have no KV heads, and a part of each head may be rotated.
         has_latent: whether the values are a part of the keys, so that their sizes differ.
         has_layer_sizes: whether layers may have other KV heads and inner sizes than the first one, which are read here.
+        eps_key: the field with the epsilon of norms.
     """
     fields, name, tensors = header.fields, header.name, header.tensor_names
     layers = fields.integer("block_count", high=MAX_LAYERS)
@@ -68,7 +72,7 @@ def read_gguf_sizes(
     if not has_latent:
         fields.allow_only("attention.value_length", head_dim, "K and V must have the same width")
     rotary_dim = fields.integer("rope.dimension_count", head_dim, high=head_dim)
-    if not has_longrope and not has_recurrence:
+    if not rotates_part and not has_recurrence:
         fields.allow_only("rope.dimension_count", head_dim, WHOLE_HEAD)
     rope_freqs = header.rope_factors.get("rope_freqs.weight")
     read_inner = _read_first if has_layer_sizes else read_uniform
@@ -84,7 +88,7 @@ def read_gguf_sizes(
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         max_position_embeddings=fields.integer("context_length"),
-        norm_eps=fields.number("attention.layer_norm_rms_epsilon", high=1.0),
+        norm_eps=fields.number(eps_key, high=1.0),
         rope=replace(rope, rotary_dim=None if rotary_dim == head_dim else rotary_dim),
         tie_word_embeddings=bool(tensors) and "output.weight" not in tensors,
         qkv_bias="blk.0.attn_q.bias" in tensors,

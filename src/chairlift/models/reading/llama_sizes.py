@@ -9,7 +9,7 @@ A layer may have a mixture of such networks instead (Mixtral: Jiang et al., 2024
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -81,12 +81,14 @@ class LlamaSizes:
     Attributes:
         name, dtype: see ModelConfig.
         norms: the norms of each layer.
-        norm_weight_offset: see NormSpec, for all norms.
+        norm_kind, norm_weight_offset: see NormSpec, for all norms. A LayerNorm has no bias.
+        is_parallel: see LayerSpec.
         ropes: the rotary embedding of each layer; an empty sequence for `rope` in all layers.
         sliding_windows: the window of each layer, or None for full attention; an empty sequence for none in any layer.
         attention_scale: see AttentionSpec; None for head_dim ** -0.5.
-        fused_projections: whether query, key and value are one parameter (`qkv_proj`), and gate and up are one
-            (`gate_up_proj`).
+        gated: see FeedForwardSpec; for networks without experts.
+        fused_projections: the names of parameters that hold several projections: "qkv_proj" with query, key and value,
+            "gate_up_proj" with gate and up.
         qkv_bias, output_bias, mlp_bias: whether these projections have biases.
         experts: the mixtures of experts, or None if no layer has any.
         qk_norm: "heads" for RMSNorm of each query and key head, "rows" for RMSNorm across heads, or None.
@@ -107,7 +109,9 @@ class LlamaSizes:
     max_position_embeddings: int
     norm_eps: float = 1e-5
     norms: NormNames = field(default_factory=NormNames)
+    norm_kind: Literal["rms_norm", "layer_norm"] = "rms_norm"
     norm_weight_offset: float = 0.0
+    is_parallel: bool = False
     rope: RopeConfig = field(default_factory=RopeConfig)
     ropes: Sequence[RopeConfig | None] = ()
     sliding_windows: Sequence[int | None] = ()
@@ -115,8 +119,9 @@ class LlamaSizes:
     attention_soft_cap: float | None = None
     attention_sinks: bool = False
     activation: str = "silu"
+    gated: bool = True
     tie_word_embeddings: bool = False
-    fused_projections: bool = False
+    fused_projections: Collection[str] = ()
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -162,6 +167,7 @@ class LlamaSizes:
             attention_norms=self._branch_norms(prefix, names.before_attention, names.after_attention),
             feed_forward=self.declare_feed_forward(prefix, index),
             feed_forward_norms=self._branch_norms(prefix, names.before_mlp, names.after_mlp),
+            is_parallel=self.is_parallel,
         )
 
     def _branch_norms(self, prefix: str, before: str | None, after: str | None) -> BranchNorms:
@@ -197,9 +203,10 @@ class LlamaSizes:
         if self.experts is not None and index not in self.experts.dense_layers:
             return self._mixture(layer, self.experts)
         inner, prefix = self.intermediate_size, f"{layer}.mlp"
-        gate_up = self._parts(prefix, (("gate_proj", inner), ("up_proj", inner)), "gate_up_proj")
+        names = ("gate_proj", "up_proj") if self.gated else ("up_proj",)
+        parts = self._parts(prefix, [(name, inner) for name in names], "gate_up_proj")
         return declare_network(
-            gate_up, f"{prefix}.down_proj", self.hidden_size, self.activation, gated=True, has_bias=self.mlp_bias
+            parts, f"{prefix}.down_proj", self.hidden_size, self.activation, gated=self.gated, has_bias=self.mlp_bias
         )
 
     def _mixture(self, layer: str, experts: ExpertSizes) -> FeedForwardSpec:
@@ -218,9 +225,9 @@ class LlamaSizes:
 
     def _parts(self, prefix: str, parts: Sequence[tuple[str, int]], fused: str) -> tuple[tuple[str, int], ...]:
         """The parameters of a product: one for each part, or one for all of them."""
-        if self.fused_projections:
+        if fused in self.fused_projections:
             parts = ((fused, sum(size for _, size in parts)),)
         return tuple((f"{prefix}.{name}", size) for name, size in parts)
 
     def _norm(self, name: str) -> NormSpec:
-        return NormSpec("rms_norm", name, self.hidden_size, self.norm_eps, self.norm_weight_offset)
+        return NormSpec(self.norm_kind, name, self.hidden_size, self.norm_eps, self.norm_weight_offset, has_bias=False)
