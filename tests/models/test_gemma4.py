@@ -182,7 +182,7 @@ def test_layers_that_share_k_and_v_keep_none() -> None:
     num_values = 12 * 2 * 256 + 3 * 2 * 512
     assert config.kv_values_per_token == num_values
     assert kv_slot_bytes(config, "int8") == num_values + 15 * 8
-    shape = ModelShape.from_config(config, "E2B")
+    shape = ModelShape("E2B", config)
     assert shape.kv_bytes_per_slot == 2 * num_values
     assert sum(count * layer.kv_values for layer, count in shape.layers) == 28 * 2 * 256 + 7 * 2 * 512
 

@@ -316,7 +316,7 @@ def test_cost_model_computes_the_time_of_the_declared_layers(folder: Path) -> No
     narrow = replace(config.layers[0].feed_forward.down, in_features=INNER // 2)
     layer = replace(config.layers[0], feed_forward=replace(config.layers[0].feed_forward, down=narrow))
     weights = HIDDEN * HEAD_DIM * 2 * (HEADS + KV_HEADS) + 3 * HIDDEN * INNER
-    shape = ModelShape.from_config(replace(config, layers=(layer, *config.layers[1:])), "made-up")
+    shape = ModelShape("made-up", replace(config, layers=(layer, *config.layers[1:])))
     assert shape.weight_bytes == 2 * (LAYERS * weights - HIDDEN * INNER // 2 + VOCAB * HIDDEN)
     assert shape.kv_bytes_per_slot == 2 * LAYERS * 2 * KV_HEADS * HEAD_DIM
     cost = Roofline(shape, PLAIN)

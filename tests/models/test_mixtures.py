@@ -208,7 +208,7 @@ PLAIN = Device(
 def test_cost_model_reads_the_experts_that_tokens_choose() -> None:
     """The device computes 1000 FLOPs per second and reads 100 bytes per second."""
     config = qwen(num_hidden_layers=1, num_experts=4, num_experts_per_tok=1)
-    shape = ModelShape.from_config(config, "experts", 2)
+    shape = ModelShape("experts", config)
     expert = 3 * 768 * 2048
     dense = 2048 * 128 * (2 * 32 + 2 * 4) + 4 * 2048
     ((layer, count),) = shape.layers
