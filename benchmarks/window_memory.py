@@ -101,7 +101,7 @@ def measure(config: EngineConfig, lengths: RequestLengths) -> WindowMemory:
     events = EventList()
     engine = build_engine(config, events=events)
     plan, limits = engine.facts.kv_cache_plan, engine.facts.scheduler_config
-    pool = planned_pool(config, engine.facts.model_config.max_position_embeddings, plan.num_blocks, plan.windows)
+    pool = planned_pool(config, engine.facts.model_config.max_position_embeddings, plan)
     fit = compute_pool_capacity(pool, limits, repeat(lengths))
     context = lengths.prompt + lengths.output
     full = RequestLengths(FIT_PROMPT, context - FIT_PROMPT, context - FIT_PROMPT)

@@ -94,10 +94,7 @@ def plan(
 
     kind, hardware = _device(options.device)
     config = replace(config, model=model, device=kind)
-    replicas = options.replicas
     memory_bytes, free_share = _memory(options.memory, config, hardware)
-    if memory_bytes is not None:
-        memory_bytes //= replicas
     planned = make_plan(
         _model(config),
         config,
@@ -105,9 +102,8 @@ def plan(
         memory_bytes=memory_bytes,
         free_share=free_share,
         hardware=hardware,
+        replicas=options.replicas,
     )
-    if replicas > 1:
-        planned = planned.for_each_of(replicas)
     print_plan(planned, as_json=as_json)
 
 

@@ -58,7 +58,7 @@ class GroupedMixture:
         self, mixture: Mixture, make_linear: MakeLinear, make_prologue: Callable[[Prologue], RowKernel]
     ) -> None:
         router, activation = mixture.router, Prologue(mixture.activation)
-        self._norm = None if mixture.norm.kind == "none" else make_prologue(mixture.norm)
+        self._norm = make_prologue(mixture.norm)
         self._router = make_linear(router.matrix, router.bias, mixture.router_norm or NO_PROLOGUE)
         self._has_router_norm = mixture.router_norm is not None
         self._experts = [
@@ -69,7 +69,7 @@ class GroupedMixture:
         self._selection_bias = mixture.selection_bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        normed = x if self._norm is None else self._norm(x)
+        normed = self._norm(x)
         logits = self._router(x if self._has_router_norm else normed)
         chosen, weights = route(logits, self._routing, self._expert_scales, self._selection_bias)
         out = torch.zeros_like(normed)

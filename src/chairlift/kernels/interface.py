@@ -64,21 +64,16 @@ class LinearKernel(Protocol):
 
 
 class ComposedLinear:
-    """A `LinearKernel` that calls a prologue, a product and a sum one after the other.
+    """A `LinearKernel` that calls a prologue, a product with the bias, and a sum one after the other."""
 
-    Args:
-        prologue: None leaves rows as they are.
-        product: the product with the matrix, plus the bias.
-    """
-
-    def __init__(self, prologue: RowKernel | None, product: RowKernel) -> None:
+    def __init__(self, prologue: RowKernel, product: RowKernel) -> None:
         self._prologue = prologue
         self._product = product
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        y = self._product(x if self._prologue is None else self._prologue(x))
+        y = self._product(self._prologue(x))
         if out is not None:
             return out.copy_(y)
         return y if residual is None else residual.add_(y)
@@ -122,14 +117,13 @@ class ComposedResidualSum:
         *,
         make_prologue: Callable[[Prologue], RowKernel],
     ) -> None:
-        norms = [None if norm.kind == "none" else make_prologue(norm) for norm in (after, of_sum)]
-        self._after, self._of_sum = norms
+        self._after, self._of_sum = make_prologue(after), make_prologue(of_sum)
         self._multiplier, self._scale = multiplier, scale
 
     def __call__(self, stream: torch.Tensor, branch: torch.Tensor | None) -> torch.Tensor:
         if branch is not None:
-            stream.add_(branch if self._after is None else self._after(branch), alpha=self._multiplier)
-        total = stream if self._of_sum is None else self._of_sum(stream)
+            stream.add_(self._after(branch), alpha=self._multiplier)
+        total = self._of_sum(stream)
         return total if self._scale == 1 else total.mul_(self._scale)
 
 

@@ -148,14 +148,10 @@ class AdaptedLinear:
 
     Args:
         base: the layer without adapters, with the same prologue.
-        prologue: None leaves rows as they are.
     """
 
     def __init__(
-        self,
-        base: Callable[..., torch.Tensor],
-        prologue: Callable[[torch.Tensor], torch.Tensor] | None,
-        layer: LoraLayer,
+        self, base: Callable[..., torch.Tensor], prologue: Callable[[torch.Tensor], torch.Tensor], layer: LoraLayer
     ) -> None:
         self._base = base
         self._prologue = prologue
@@ -166,7 +162,7 @@ class AdaptedLinear:
     ) -> torch.Tensor:
         y = self._base(x, residual, out)
         for slot, rows in self._layer.batch.groups:
-            inputs = x[rows] if self._prologue is None else self._prologue(x[rows])
+            inputs = self._prologue(x[rows])
             first = 0
             for part in self._layer.parts:
                 if rank := int(part.ranks[slot]):

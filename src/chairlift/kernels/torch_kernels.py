@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from chairlift.kernels import torch_ops
 from chairlift.kernels.grouped_mixture import GroupedMixture
 from chairlift.kernels.interface import ComposedLinear, ComposedResidualSum, Kernels, LinearKernel, Prologue
-from chairlift.kernels.lora import AdaptedLinear, LoraLayer
+from chairlift.kernels.lora import AdaptedLinear
 from chairlift.kernels.torch_attention import TorchAttention
 from chairlift.kernels.torch_recurrence import TorchRecurrence
 from chairlift.kernels.weights import load_tensor
@@ -19,11 +19,7 @@ from chairlift.kernels.weights import load_tensor
 def _make_linear(weight: torch.Tensor, bias: torch.Tensor | None, prologue: Prologue) -> LinearKernel:
     packs = torch_ops.PackedLinear.supports(weight)
     product = torch_ops.PackedLinear(weight, bias) if packs else partial(F.linear, weight=weight, bias=bias)
-    return ComposedLinear(None if prologue.kind == "none" else torch_ops.make_prologue(prologue), product)
-
-
-def _add_lora(base: LinearKernel, prologue: Prologue, layer: LoraLayer) -> LinearKernel:
-    return AdaptedLinear(base, None if prologue.kind == "none" else torch_ops.make_prologue(prologue), layer)
+    return ComposedLinear(torch_ops.make_prologue(prologue), product)
 
 
 TORCH = Kernels(
@@ -32,7 +28,7 @@ TORCH = Kernels(
     load_router=load_tensor,
     make_embedding=lambda table: partial(F.embedding, weight=table),
     make_linear=_make_linear,
-    add_lora=_add_lora,
+    add_lora=lambda base, prologue, layer: AdaptedLinear(base, torch_ops.make_prologue(prologue), layer),
     make_residual_sum=partial(ComposedResidualSum, make_prologue=torch_ops.make_prologue),
     make_mixture=partial(GroupedMixture, make_linear=_make_linear, make_prologue=torch_ops.make_prologue),
     make_recurrence=TorchRecurrence,

@@ -59,6 +59,8 @@ def activate_and_multiply(gate_up: torch.Tensor, of_gate: RowKernel, of_up: RowK
 
 def make_prologue(prologue: Prologue) -> RowKernel:
     """The function of rows that computes a prologue."""
+    if prologue.kind == "none":
+        return lambda x: x
     if prologue.kind not in NORM_KINDS:
         activation, is_gated = find_activation(prologue.kind)
         if not is_gated:

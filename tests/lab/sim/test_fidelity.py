@@ -20,12 +20,12 @@ from sim_workloads import ConstantCost
 
 from chairlift.clock import VirtualClock
 from chairlift.config import BATCHINGS, KV_POLICIES, SCHEDULING_POLICIES, EngineConfig
-from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
+from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.core.scheduler import Scheduler
 from chairlift.engine.startup import decoder_engine
 from chairlift.engine.startup.factory import build_engine
-from chairlift.engine.startup.pool_plan import checkpoint_plan, plan_pool
+from chairlift.engine.startup.pool_plan import plan_pool, planned_pool
 from chairlift.events import EventList, RequestWaiting, Step
 from chairlift.lab.sim.executor import SimExecutor
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
@@ -208,9 +208,8 @@ def test_simulator_schedules_like_the_engine(
     assert len(windows) == (4 if arch == "gemma3" else 1)
     real = run(engine.core.scheduler, engine.core._executor)
 
-    checkpoints = checkpoint_plan(engine.facts.kv_cache_plan)
-    assert (checkpoints is not None) is (arch == "nemotron_h")
-    pool = KVPool(num_blocks, BLOCK_SIZE, MAX_MODEL_LEN, kv, windows=windows, max_chunk=40, checkpoints=checkpoints)
+    pool = planned_pool(config, MAX_MODEL_LEN, engine.facts.kv_cache_plan)
+    assert (pool.checkpoints is not None) is (arch == "nemotron_h")
     manager = make_kv_cache_manager(pool, enable_prefix_caching=True)
     scheduler = make_scheduler(config.scheduler_config(MAX_MODEL_LEN), manager)
     executor = SimExecutor(ConstantCost(), VirtualClock(), lambda request_id, index: real.tokens[request_id][index])

@@ -17,7 +17,6 @@ from chairlift.engine.startup.memory_plan import draft_config
 from chairlift.engine.startup.pool_plan import (
     CacheSizes,
     beam_search_problem,
-    checkpoint_plan,
     kv_slot_bytes,
     plan_layout,
     plan_pool,
@@ -56,8 +55,7 @@ def prepare_decoder(config: EngineConfig, loaded: LoadedDecoder, turn: StepTurn 
     if draft is not None:
         sizes = sizes.with_draft(draft.config, draft.choice.kv_cache_dtype)
     plan = plan_pool(config, sizes, default_memory_bytes(loaded.device) - swap_bytes_in(config, loaded.device.type))
-    checkpoints = checkpoint_plan(plan)
-    pool = planned_pool(config, sizes.context, plan.num_blocks, plan.windows, checkpoints, plan.num_swap_blocks)
+    pool = planned_pool(config, sizes.context, plan)
     loaded.provide_kv_cache(plan, layout)
     if draft is not None:
         draft.provide_kv_cache(replace(plan, num_checkpoints=0), KVLayout.one_group(draft.config))

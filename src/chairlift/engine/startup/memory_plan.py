@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from chairlift.config import EngineConfig
+from chairlift.core.baselines.selection import KVPool
 from chairlift.engine.startup.activation_plan import plan_activations
 from chairlift.engine.startup.pool_plan import (
     NO_POOL,
@@ -44,7 +45,7 @@ class MemoryPlan:
         memory_bytes: memory of the engine; None if the size of the pool is given.
         free_share: share of the memory left by weights and activations that K and V get.
         kv_bytes: memory for the pool; None if it is given in blocks.
-        max_model_len: as the engine resolves it.
+        kv_pool: the pool with its policy, and with `max_model_len` as the engine resolves it.
     """
 
     choice: KernelChoice
@@ -56,7 +57,11 @@ class MemoryPlan:
     free_share: float
     kv_bytes: int | None
     pool: KVCachePlan
-    max_model_len: int
+    kv_pool: KVPool
+
+    @property
+    def max_model_len(self) -> int:
+        return self.kv_pool.max_model_len
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +133,13 @@ def plan_memory(
         weights += plan_weights(draft.model_config, kernels, draft.formats)
         activations += plan_activations(draft.model_config, kernels, limits, config.block_size)
         sizes = sizes.with_draft(draft.model_config, other.kv_cache_dtype)
-    kv_bytes, pool, max_model_len = config.kv_cache_memory_bytes, NO_POOL, limits.max_model_len
+    kv_bytes, pool = config.kv_cache_memory_bytes, NO_POOL
+    kv_pool = KVPool(pool.num_blocks, pool.block_size, limits.max_model_len)
     if model_config.encoder is None:
         if config.num_kv_blocks is None and kv_bytes is None:
             kv_bytes = _left_for_kv(config, memory_bytes, total(weights), total(activations), free_share, budget)
         pool = plan_pool(config, sizes, kv_bytes or 0)
-        max_model_len = planned_pool(config, sizes.context, pool.num_blocks, pool.windows).max_model_len
+        kv_pool = planned_pool(config, sizes.context, pool)
     return MemoryPlan(
         choice=choice,
         weights=weights,
@@ -144,7 +150,7 @@ def plan_memory(
         free_share=free_share,
         kv_bytes=kv_bytes,
         pool=pool,
-        max_model_len=max_model_len,
+        kv_pool=kv_pool,
     )
 
 

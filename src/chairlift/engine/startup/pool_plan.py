@@ -47,11 +47,6 @@ def sequence_state_bytes(config: ModelConfig) -> int:
     return config.state_values_per_sequence * DTYPE_BYTES["float32"]
 
 
-def checkpoint_plan(plan: KVCachePlan) -> CheckpointPlan | None:
-    """The checkpoints of a planned pool; None if the model has no recurrent layers."""
-    return CheckpointPlan(plan.num_checkpoints, plan.checkpoint_interval) if plan.state_bytes else None
-
-
 def plan_layout(config: EngineConfig, model_config: ModelConfig) -> KVLayout:
     """The groups of layers that have block tables of their own.
 
@@ -221,36 +216,30 @@ def checkpoint_interval(block_size: int, block_bytes: int, state_bytes: int) -> 
     return block_size * max(1, min(-(-state_bytes // block_bytes), MAX_CHECKPOINT_INTERVAL // block_size))
 
 
-def planned_pool(
-    config: EngineConfig,
-    context: int,
-    num_blocks: int,
-    windows: tuple[int | None, ...] = FULL,
-    checkpoints: CheckpointPlan | None = None,
-    num_swap_blocks: int = 0,
-) -> KVPool:
-    """The pool with the policy of `config`. The default of `max_model_len` is the smaller of the model's context and
-    the slots that one request can hold.
+def planned_pool(config: EngineConfig, context: int, plan: KVCachePlan) -> KVPool:
+    """The pool of a plan with the policy of `config`. The default of `max_model_len` is the smaller of the model's
+    context and the slots that one request can hold.
 
     Raises:
         ConfigError: `max_model_len` exceeds one of them.
     """
+    num_blocks, windows = plan.num_blocks, plan.windows
     pool = KVPool(
         num_blocks,
-        config.block_size,
+        plan.block_size,
         config.max_model_len or context,
         config.kv,
         config.kv_arena,
         windows,
         config.largest_token_budget,
-        checkpoints,
-        num_swap_blocks,
+        CheckpointPlan(plan.num_checkpoints, plan.checkpoint_interval) if plan.state_bytes else None,
+        plan.num_swap_blocks,
     )
     max_slots = pool.max_request_slots
     if max_slots < 2:
-        groups = KVGroups(windows, config.block_size, config.largest_token_budget)
+        groups = KVGroups(windows, plan.block_size, config.largest_token_budget)
         raise ConfigError(
-            f"the KV pool of {num_blocks} blocks x {config.block_size} slots is too small for one request, because "
+            f"the KV pool of {num_blocks} blocks x {plan.block_size} slots is too small for one request, because "
             f"each of {len(windows)} groups of layers needs blocks of its own: set num_kv_blocks to at least "
             f"{sum(groups.most_blocks(2))}"
         )
@@ -263,7 +252,7 @@ def planned_pool(
         reason += "also blocks for max_num_batched_tokens tokens"
         raise ConfigError(
             f"max_model_len={config.max_model_len} exceeds the {max_slots} tokens of one request that the KV pool of "
-            f"{num_blocks} blocks x {config.block_size} can hold under kv={config.kv}"
+            f"{num_blocks} blocks x {plan.block_size} can hold under kv={config.kv}"
             f"{'' if windows == FULL else reason}: lower max_model_len, or enlarge the pool"
         )
     return pool

@@ -21,7 +21,6 @@ from chairlift.kernels.activations import NATIVE_PROLOGUES
 from chairlift.kernels.cpu import load, native
 from chairlift.kernels.cpu.attention import NativeAttention
 from chairlift.kernels.cpu.formats import packed_parts
-from chairlift.kernels.cpu.lora import NativeAdaptedLinear, observe_batch
 from chairlift.kernels.cpu.recurrence import NativeRecurrence, NativeStates
 from chairlift.kernels.cpu.repacking import RepackingLoss, is_exact, pack, repacking_notes
 from chairlift.kernels.cpu.tape import RecordedLayers
@@ -102,8 +101,9 @@ class _KernelMaker:
         if prologue.kind not in NATIVE_PROLOGUES:
             return AdaptedLinear(base, torch_ops.make_prologue(prologue), layer)
         if layer.batch not in self._batches:
-            self._batches[layer.batch] = observe_batch(layer.batch)
-        return NativeAdaptedLinear(base, base.kernel, layer, self._batches[layer.batch])
+            batch = self._batches[layer.batch] = native.LoraBatch()
+            layer.batch.observe(lambda slots: batch.set_slots(slots.ctypes.data, len(slots)))
+        return NativeAdaptedLinear(base, layer, self._batches[layer.batch])
 
     def make_mixture(self, mixture: Mixture) -> RowKernel:
         if mixture.activation in NATIVE_PROLOGUES:
@@ -246,6 +246,30 @@ class NativeLinear:
         out = self._buffers.rows(down._key, num_rows) if residual is None else residual
         self.kernel.feed(down.kernel, *rows_of(x), num_rows, *rows_of(inner), *rows_of(out), residual is not None)
         return out
+
+
+class NativeAdaptedLinear:
+    """A `LinearKernel` that adds the products of LoRA adapters in one native call.
+
+    A recording contains this call also if no row has an adapter. It then returns at once.
+
+    Args:
+        base: the layer without adapters.
+        batch: always has the slots of the batch of `layer`.
+    """
+
+    def __init__(self, base: NativeLinear, layer: LoraLayer, batch: _native.LoraBatch) -> None:
+        self._base = base
+        self._layer = layer
+        parts = [(part.a.data_ptr(), part.b.data_ptr(), part.ranks.ctypes.data, part.outputs) for part in layer.parts]
+        self._kernel = native.LoraLinear(batch, base.kernel, layer.parts[0].a.shape[1], parts)
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        y = self._base(x, residual, out)
+        self._kernel(*rows_of(x), len(x), *rows_of(y))
+        return y
 
 
 class NativeMixture:

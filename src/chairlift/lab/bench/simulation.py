@@ -10,11 +10,10 @@ from rich.console import RenderableType
 
 from chairlift.config import EngineConfig
 from chairlift.core.kv.kv_cache_manager import FULL
-from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.counts import counted
 from chairlift.engine.progress import AdvanceBar, progress_bar
 from chairlift.engine.startup.memory_plan import plan_memory
-from chairlift.engine.startup.pool_plan import CacheSizes, checkpoint_plan, plan_pool, planned_pool
+from chairlift.engine.startup.pool_plan import CacheSizes, plan_pool, planned_pool
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, Event, EventBroadcaster, RequestRejected, Step, read_events
 from chairlift.lab.bench.benchmark_result import engine_limits, engine_policies
@@ -24,16 +23,15 @@ from chairlift.lab.sim.devices import DEVICES, Device, find_device
 from chairlift.lab.sim.fitted_cost_model import FittedCostModel, fit_cost_model
 from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.published_models import MODEL_SHAPES
-from chairlift.lab.sim.roofline import Roofline
+from chairlift.lab.sim.roofline import Roofline, block_copy_seconds
 from chairlift.lab.sim.simulator import SimConfig, SimResult, simulate
-from chairlift.lab.sim.swap_cost import simulate_swap
 from chairlift.lab.tables import constants_table, make_table, number, print_report
 from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.loading.resolve import matrix_formats
 from chairlift.observability.event_log import EventFile
 from chairlift.options import check_options, option
 from chairlift.step_time import RowTime, StepTime
-from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE
+from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE, KVCachePlan
 
 DEFAULT_MODEL = "opt-13b"
 DEFAULT_DEVICE = "A100-40GB"
@@ -175,24 +173,20 @@ def sim_config(config: EngineConfig, model: ModelShape, device: Device, num_devi
     is_pool_given = config.num_kv_blocks is not None or config.kv_cache_memory_bytes is not None
     kind = "cuda" if device.name in DEVICES else "cpu"
     model_config = model.config
+    config = replace(config, device=kind, dtype=DTYPE_OF_BYTES[device.bytes_per_value], kernels="torch")
     memory = plan_memory(
-        replace(config, device=kind, dtype=DTYPE_OF_BYTES[device.bytes_per_value], kernels="torch"),
+        config,
         model_config,
         matrix_formats(None, model_config),
         None if is_pool_given else device.memory_bytes * num_devices,
         FREE_MEMORY_SHARE[kind],
     )
-    return SimConfig(
-        scheduler=config.scheduler_config(memory.max_model_len),
-        num_blocks=memory.pool.num_blocks,
-        block_size=config.block_size,
-        kv=config.kv,
-        kv_arena=config.kv_arena,
+    return SimConfig.of_pool(
+        config.scheduler_config(memory.max_model_len),
+        memory.kv_pool,
         enable_prefix_caching=config.enable_prefix_caching,
         model=model,
-        windows=memory.pool.windows,
-        checkpoints=checkpoint_plan(memory.pool),
-        swap=simulate_swap(memory.pool.num_swap_blocks, config.block_size, model, device),
+        block_copy_seconds=block_copy_seconds(config.block_size, model, device),
     )
 
 
@@ -208,36 +202,33 @@ def sim_config_from_recording(config: EngineConfig, recorded: EngineStarted) -> 
         raise ConfigError("preemption_mode=swap needs a model and its roofline: give model, or leave fitted_to out")
     token_budget = max(recorded.max_num_batched_tokens, config.max_num_seqs)
     sized = replace(config, max_num_batched_tokens=config.max_num_batched_tokens or token_budget)
-    num_blocks, block_size = recorded.num_blocks, recorded.block_size
+    num_blocks = recorded.num_blocks
     has_groups = config.kv == "paged" and not config.disable_hybrid_kv_cache_manager
     windows = tuple(recorded.kv_windows) if has_groups else FULL
-    checkpoints = None
-    if recorded.state_bytes:
-        checkpoints = CheckpointPlan(recorded.num_checkpoints, recorded.checkpoint_interval)
     if not has_groups:
         num_blocks = recorded.num_blocks_of_all_layers(num_blocks)
+    plan = KVCachePlan(
+        num_blocks,
+        recorded.block_size,
+        0,
+        "memory",
+        windows,
+        recorded.state_bytes,
+        num_checkpoints=recorded.num_checkpoints,
+        checkpoint_interval=recorded.checkpoint_interval,
+    )
     if config.num_kv_blocks is not None or config.kv_cache_memory_bytes is not None:
         slot_bytes = recorded.kv_bytes_per_slot
         if has_groups:
             slot_bytes = recorded.kv_bytes_per_block // recorded.block_size or slot_bytes // len(windows)
-        pool = plan_pool(sized, CacheSizes(recorded.max_model_len, slot_bytes, windows, recorded.state_bytes), 0)
-        num_blocks, block_size, checkpoints = pool.num_blocks, pool.block_size, checkpoint_plan(pool)
-    context = config.max_model_len or recorded.max_model_len
-    max_model_len = planned_pool(replace(sized, block_size=block_size), context, num_blocks, windows).max_model_len
+        plan = plan_pool(sized, CacheSizes(recorded.max_model_len, slot_bytes, windows, recorded.state_bytes), 0)
+    pool = planned_pool(sized, config.max_model_len or recorded.max_model_len, plan)
     step_time = None if recorded.step_time is None else StepTime(**recorded.step_time)
     row_time = None
     if recorded.row_time is not None:
         row_time = RowTime({int(rows): seconds for rows, seconds in recorded.row_time})
-    return SimConfig(
-        scheduler=config.scheduler_config(max_model_len, token_budget, step_time, row_time),
-        num_blocks=num_blocks,
-        block_size=block_size,
-        kv=config.kv,
-        kv_arena=config.kv_arena,
-        enable_prefix_caching=config.enable_prefix_caching,
-        windows=windows,
-        checkpoints=checkpoints,
-    )
+    scheduler = config.scheduler_config(pool.max_model_len, token_budget, step_time, row_time)
+    return SimConfig.of_pool(scheduler, pool, enable_prefix_caching=config.enable_prefix_caching)
 
 
 def _engine_rows(engine: EngineStarted, prefix: str = "") -> list[tuple[str, str]]:

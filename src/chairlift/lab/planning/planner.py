@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from chairlift.config import KV_ARENAS, KV_CACHE_DTYPES, KV_POLICIES, EngineConfig, SchedulerConfig
 from chairlift.core.baselines.selection import KVPool
 from chairlift.engine.startup.memory_plan import MemoryPlan, plan_memory
 from chairlift.engine.startup.pool_capacity import PoolCapacity, compute_pool_capacity
-from chairlift.engine.startup.pool_plan import checkpoint_plan, kv_slot_bytes, plan_layout, planned_pool
+from chairlift.engine.startup.pool_plan import kv_slot_bytes, plan_layout, planned_pool
 from chairlift.engine.startup.weight_plan import MatrixFormats, step_weight_bytes
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice
@@ -26,9 +26,8 @@ from chairlift.lab.planning.planned_workload import PlannedWorkload, accepted_le
 from chairlift.lab.planning.predicted_speed import PredictedSpeed, predict_speed
 from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.model_shape import ModelShape
-from chairlift.lab.sim.roofline import Roofline
+from chairlift.lab.sim.roofline import Roofline, block_copy_seconds
 from chairlift.lab.sim.simulator import SimConfig
-from chairlift.lab.sim.swap_cost import simulate_swap
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.torch_operations import fallback_note, torch_operations
 
@@ -95,17 +94,8 @@ class DeploymentPlan:
     policies: list[PolicyFit]
     speed: PredictedSpeed | None
     serve: str
-    notes: list[str] = field(default_factory=list)
-    replicas: int = 1
-
-    def for_each_of(self, replicas: int) -> DeploymentPlan:
-        """The same plan for each of several replicas on one machine. The caller has divided memory and requests."""
-        note = (
-            f"The plan is that of each of {replicas} replicas, which share the memory and the requests; together they "
-            f"run {replicas * self.fit.num_running} requests."
-        )
-        serve = f"{self.serve} --replicas {replicas}"
-        return replace(self, replicas=replicas, serve=serve, notes=[note, *self.notes])
+    notes: list[str]
+    replicas: int
 
     def to_dict(self) -> dict[str, Any]:
         """The plan for JSON, in bytes and seconds."""
@@ -140,13 +130,14 @@ def make_plan(
     memory_bytes: int | None = None,
     free_share: float = 1.0,
     hardware: Device | None = None,
+    replicas: int = 1,
 ) -> DeploymentPlan:
-    """Plan an engine.
+    """Plan an engine, or each of several replicas on one machine.
 
     Args:
         config: the configuration of `chairlift serve`; its `model` is ignored.
         memory_bytes: memory for weights, activations, K and V together. It is required unless `config` has
-            num_kv_blocks or kv_cache_memory_bytes, which it cannot be combined with.
+            num_kv_blocks or kv_cache_memory_bytes, which it cannot be combined with. Replicas share it equally.
         free_share: share of the memory left by weights and activations that K and V get.
         hardware: the device whose roofline times the steps; None predicts no times.
 
@@ -154,32 +145,27 @@ def make_plan(
         ConfigError: the memory is too small, or an option cannot be honoured. The message has the arithmetic.
     """
     _check(config, load, memory_bytes, hardware)
-    memory = plan_memory(config, model.config, model.formats, memory_bytes, free_share)
-    context, num_blocks = model.config.max_position_embeddings, memory.pool.num_blocks
-    pool = planned_pool(config, context, num_blocks, memory.pool.windows, checkpoint_plan(memory.pool))
+    own_bytes = None if memory_bytes is None else memory_bytes // replicas
+    memory = plan_memory(config, model.config, model.formats, own_bytes, free_share)
+    pool = memory.kv_pool
     limits = replace(config.scheduler_config(pool.max_model_len), speculative_config=None)
     fit = compute_pool_capacity(pool, limits, load.lengths(pool.max_model_len))
     every_policy = [(kv, arena) for kv in KV_POLICIES for arena in (("buddy",) if kv == "paged" else KV_ARENAS)]
-    shared = replace(config, enable_prefix_caching=None, preemption_mode="recompute", swap_space=None)
-    configs = [replace(shared, kv=kv, kv_arena=arena) for kv, arena in every_policy]
+    common = replace(config, enable_prefix_caching=None, preemption_mode="recompute", swap_space=None)
+    configs = [replace(common, kv=kv, kv_arena=arena) for kv, arena in every_policy]
     policies = [_policy_fit(other, model.config, memory, limits, load) for other in configs]
     speed = None
     if hardware is not None and fit.num_running:
-        sim = _sim_config(model, config, memory, pool, limits, hardware)
+        sim = _sim_config(model, config, memory, limits, hardware)
         assert sim.model is not None
         lengths = accepted_lengths(pool, load)
         speed = predict_speed(Roofline(sim.model, hardware), sim, lengths, fit.num_running, load)
-    return DeploymentPlan(
-        model=model,
-        config=config,
-        load=load,
-        memory=memory,
-        fit=fit,
-        policies=policies,
-        speed=speed,
-        serve=serve_command(model, config, memory),
-        notes=_notes(model, config, fit, memory.choice, hardware),
-    )
+    serve, notes = serve_command(model, config, memory), _notes(model, config, fit, memory.choice, hardware)
+    if replicas > 1:
+        serve += f" --replicas {replicas}"
+        shared = f"The plan is that of each of {replicas} replicas, which share the memory and the requests; together "
+        notes.insert(0, f"{shared}they run {replicas * fit.num_running} requests.")
+    return DeploymentPlan(model, config, load, memory, fit, policies, speed, serve, notes, replicas)
 
 
 def _check(config: EngineConfig, load: PlannedWorkload, memory_bytes: int | None, hardware: Device | None) -> None:
@@ -208,8 +194,9 @@ def _policy_fit(
     layout = plan_layout(config, model_config)
     slot_bytes = kv_slot_bytes(model_config, memory.choice.kv_cache_dtype, layout)
     num_blocks = memory.pool.num_blocks * memory.slot_bytes // slot_bytes
+    plan = replace(memory.pool, num_blocks=num_blocks, windows=layout.windows, state_bytes=0, num_swap_blocks=0)
     try:
-        pool = planned_pool(config, model_config.max_position_embeddings, num_blocks, layout.windows)
+        pool = planned_pool(config, model_config.max_position_embeddings, plan)
     except ConfigError as error:
         pool = KVPool(num_blocks, config.block_size, limits.max_model_len, config.kv, config.kv_arena)
         return PolicyFit(PoolCapacity(pool, 0, 0, "memory", error=str(error)), [0])
@@ -223,29 +210,15 @@ def _policy_fit(
 
 
 def _sim_config(
-    model: PlannedModel,
-    config: EngineConfig,
-    memory: MemoryPlan,
-    pool: KVPool,
-    limits: SchedulerConfig,
-    hardware: Device,
+    model: PlannedModel, config: EngineConfig, memory: MemoryPlan, limits: SchedulerConfig, hardware: Device
 ) -> SimConfig:
     """The planned engine. The bytes per weight and per KV value of its shape are those of the planned data types."""
     num_weights = sum(matrix.num_weights for matrix in model.config.read_matrices)
     read_bytes = step_weight_bytes(model.config, memory.choice.memory(config.device_type), model.formats)
     kv_value_bytes = memory.token_bytes / model.config.kv_values_per_token
     shape = ModelShape(model.name, model.config, read_bytes / num_weights, kv_value_bytes)
-    return SimConfig(
-        limits,
-        pool.num_blocks,
-        pool.block_size,
-        pool.kv,
-        pool.kv_arena,
-        model=shape,
-        windows=pool.windows,
-        checkpoints=pool.checkpoints,
-        swap=simulate_swap(memory.pool.num_swap_blocks, pool.block_size, shape, hardware),
-    )
+    copy_seconds = block_copy_seconds(memory.kv_pool.block_size, shape, hardware)
+    return SimConfig.of_pool(limits, memory.kv_pool, model=shape, block_copy_seconds=copy_seconds)
 
 
 def serve_command(model: PlannedModel, config: EngineConfig, memory: MemoryPlan) -> str:

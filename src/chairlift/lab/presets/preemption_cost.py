@@ -6,7 +6,7 @@ from typing import Final
 
 from chairlift.lab.presets.study import StudySystem
 from chairlift.lab.sim.cost_model import StepShape, num_causal_pairs
-from chairlift.lab.sim.swap_cost import simulate_swap
+from chairlift.lab.sim.roofline import block_copy_seconds
 
 MILLISECONDS: Final = 1e3
 
@@ -14,9 +14,7 @@ MILLISECONDS: Final = 1e3
 def measure(system: StudySystem, _seed: int) -> dict[str, float]:
     """Compute the time to swap a request out and in, and that to recompute it, with the block size of a system."""
     num_tokens, block_size = system.workload["num_tokens"], system.engine["block_size"]
-    swap = simulate_swap(1, block_size, system.model, system.device)
-    assert swap is not None
-    swapped = -(-num_tokens // block_size) * swap.block_seconds
+    swapped = -(-num_tokens // block_size) * block_copy_seconds(block_size, system.model, system.device)
     recomputed = system.cost_model.seconds(StepShape(num_tokens, 1, 1, num_tokens, num_causal_pairs(0, num_tokens)))
     return {
         "swap_out_ms": swapped * MILLISECONDS,

@@ -25,9 +25,8 @@ from chairlift.lab.sim.disaggregation import Instances
 from chairlift.lab.sim.executor import TOP_TOKEN
 from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.published_models import model_shape
-from chairlift.lab.sim.roofline import Roofline
+from chairlift.lab.sim.roofline import Roofline, block_copy_seconds
 from chairlift.lab.sim.simulator import SimConfig
-from chairlift.lab.sim.swap_cost import simulate_swap
 from chairlift.lab.tables import make_table
 from chairlift.lab.workload.anyscale import anyscale_workload
 from chairlift.lab.workload.arrivals import ArrivalProcess
@@ -156,7 +155,8 @@ class StudySystem:
             kv_arena="buddy" if kv == "paged" else engine.get("kv_arena", "buddy"),
             enable_prefix_caching=engine.get("enable_prefix_caching", False),
             model=self.model,
-            swap=simulate_swap(num_swap_blocks, block_size, self.model, self.device),
+            num_swap_blocks=num_swap_blocks,
+            block_copy_seconds=block_copy_seconds(block_size, self.model, self.device),
             top_token=engine.get("top_token", TOP_TOKEN),
         )
 

@@ -10,7 +10,6 @@ from typing import Final
 
 from chairlift.clock import VirtualClock
 from chairlift.lab.sim.cost_model import CostModel, StepShape, num_causal_pairs, num_padding_pairs
-from chairlift.lab.sim.swap_cost import SimulatedSwap
 from chairlift.outputs import Logprob, ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 
 TokenRecording = Callable[[str, int], int]
@@ -50,10 +49,10 @@ class SimExecutor:
         cost_model: CostModel,
         clock: VirtualClock,
         tokens: TokenRecording | None = None,
-        swap: SimulatedSwap | None = None,
+        block_copy_seconds: float = 0.0,
         top_token: tuple[float, float] = TOP_TOKEN,
     ) -> None:
-        self._swap = swap
+        self._block_copy_seconds = block_copy_seconds
         self._top_token = top_token
         self._cost_model = cost_model
         self._clock = clock
@@ -78,8 +77,7 @@ class SimExecutor:
             rid: [self._likely_tokens(self._rows[rid].num_beams)] for rid in token_ids if self._rows[rid].num_beams
         }
         self._ready_time = max(self._ready_time, self._clock.now()) + self._cost_model.seconds(shape)
-        if self._swap is not None:
-            self._ready_time += (len(output.swapped_out) + len(output.swapped_in)) * self._swap.block_seconds
+        self._ready_time += (len(output.swapped_out) + len(output.swapped_in)) * self._block_copy_seconds
         self.num_steps += 1
         return ModelRunnerOutput(output.step, token_ids, logprobs), self._ready_time
 

@@ -21,6 +21,17 @@ from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.model_shape import ExpertCost, LayerCost, ModelShape
 
 
+def block_copy_seconds(block_size: int, model: ModelShape, device: Device) -> float:
+    """The seconds in which a block is copied from or to the swap space in the memory of the host.
+
+    K and V of each layer are copied by themselves, so a block takes its bytes over the bandwidth to the host, and the
+    latency of two copies for each layer.
+    """
+    bandwidth = device.host_bandwidth or device.bandwidth / 2  # a copy within a memory reads and writes it
+    seconds = block_size * model.kv_bytes_per_slot / (bandwidth * device.bandwidth_efficiency)
+    return seconds + 2 * len(model.config.attention_specs) * device.copy_latency
+
+
 class LayerSeconds(NamedTuple):
     """The seconds that the parts of one layer take, for `num_layers` equal layers.
 

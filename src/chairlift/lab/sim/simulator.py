@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from chairlift.clock import VirtualClock
 from chairlift.config import DEFAULT_BLOCK_SIZE, SchedulerConfig
@@ -17,7 +18,6 @@ from chairlift.events import EngineStarted, EventSink
 from chairlift.lab.sim.cost_model import CostModel
 from chairlift.lab.sim.executor import TOP_TOKEN, SimExecutor
 from chairlift.lab.sim.model_shape import ModelShape
-from chairlift.lab.sim.swap_cost import SimulatedSwap
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.request import Request
@@ -32,7 +32,8 @@ class SimConfig:
         model: the model that the events name; None: no model.
         windows: the sliding window of each group of layers (see `core.kv.windowed_groups`).
         checkpoints: the checkpoints of recurrent states; None if the model has none.
-        swap: the swap space; None if preempted requests are recomputed.
+        num_swap_blocks: the size of the swap space; 0 if preempted requests are recomputed.
+        block_copy_seconds: additional seconds of a step for each block that it copies from or to the swap space.
         top_token: the distribution of the next tokens of beams (see `SimExecutor`).
     """
 
@@ -45,12 +46,15 @@ class SimConfig:
     model: ModelShape | None = None
     windows: tuple[int | None, ...] = FULL
     checkpoints: CheckpointPlan | None = None
-    swap: SimulatedSwap | None = None
+    num_swap_blocks: int = 0
+    block_copy_seconds: float = 0.0
     top_token: tuple[float, float] = TOP_TOKEN
 
-    @property
-    def num_swap_blocks(self) -> int:
-        return 0 if self.swap is None else self.swap.num_blocks
+    @classmethod
+    def of_pool(cls, scheduler: SchedulerConfig, pool: KVPool, **others: Any) -> SimConfig:
+        """An engine with a planned pool."""
+        names = ("num_blocks", "block_size", "kv", "kv_arena", "windows", "checkpoints", "num_swap_blocks")
+        return cls(scheduler, **{name: getattr(pool, name) for name in names}, **others)
 
     @property
     def has_prefix_cache(self) -> bool:
@@ -193,5 +197,5 @@ def make_engine_core(
         config.num_swap_blocks,
     )
     manager = make_kv_cache_manager(pool, config.has_prefix_cache, record_index_changes=record_index_changes)
-    executor = SimExecutor(cost_model, clock, swap=config.swap, top_token=config.top_token)
+    executor = SimExecutor(cost_model, clock, block_copy_seconds=config.block_copy_seconds, top_token=config.top_token)
     return EngineCore(make_scheduler(config.scheduler, manager, events), executor, clock), executor
