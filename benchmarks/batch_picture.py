@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 from benchmarks.drawing import EMPTY_SEAT, ROW_FILLS, WIDTH, draw_legend, panels_over_time
+from benchmarks.row_phases import RowKind, row_phases
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from chairlift.lab.report.recorded_run import RecordedRun
-from chairlift.lab.report.trace import Floats, Residency, RowKind, RunTrace
+from chairlift.lab.report.trace import Floats, Residency, RunTrace
 
 MAX_CELLS = 2000
 """With more cells, the lanes are drawn as an image with COLUMNS columns of mean colours."""
@@ -59,7 +60,7 @@ def lane_cells(trace: RunTrace) -> list[LaneCell]:
     return [
         LaneCell(lane, phase.kind, residency.request.index, starts[phase.first], ends[phase.last])
         for residency, lane in zip(trace.residencies, assign_lanes(trace.residencies), strict=True)
-        for phase in residency.phases
+        for phase in row_phases(trace, residency)
     ]
 
 

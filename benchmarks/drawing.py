@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import matplotlib as mpl
+from benchmarks.row_phases import RowKind
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from chairlift.lab.report.recorded_run import RecordedRun
-from chairlift.lab.report.trace import RowKind
 
 WIDTH: Final = 7.6
 """The width of a picture in inches, on a page and on paper. Text has at least 8 points."""

@@ -134,17 +134,26 @@ def block_spans(trace: RunTrace) -> list[BlockSpan]:
     spans = [
         BlockSpan(block, count, position, last, residency.request.index)
         for residency in trace.residencies
-        for position, block_ids in residency.blocks
-        for last, held in _by_last_step(residency, position, block_ids).items()
+        for position, block_ids in _blocks_by_step(trace, residency, "new_blocks")
+        for last, held in _by_last_step(trace, residency, position, block_ids).items()
         for block, count in _runs(held)
     ]
     return sorted(spans, key=lambda span: span.first)
 
 
-def _by_last_step(residency: Residency, position: int, block_ids: Sequence[int]) -> dict[int, list[int]]:
+def _blocks_by_step(trace: RunTrace, residency: Residency, field: str) -> list[tuple[int, list[int]]]:
+    """The position of each step in which a request received or released blocks, and their ids."""
+    steps = enumerate(trace.steps[residency.first : residency.last + 1], start=residency.first)
+    found = ((position, getattr(step, field).get(residency.request.request_id)) for position, step in steps)
+    return [(position, block_ids) for position, block_ids in found if block_ids is not None]
+
+
+def _by_last_step(
+    trace: RunTrace, residency: Residency, position: int, block_ids: Sequence[int]
+) -> dict[int, list[int]]:
     """The blocks that a request received in a step, by the last step in which it held them."""
     ends: dict[int, int] = {}
-    for released_at, released in residency.released:
+    for released_at, released in _blocks_by_step(trace, residency, "released_blocks"):
         if released_at > position:
             for block_id in released:
                 ends.setdefault(block_id, released_at - 1)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from benchmarks.drawing import PALE, ROW_FILLS, Fill, draw_legend, panels_over_time
+from benchmarks.row_phases import RowKind, row_phases
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from chairlift.lab.report.recorded_run import RecordedRun
-from chairlift.lab.report.trace import RowKind
 
 WAITING: Final = Fill("waiting", PALE)
 
@@ -29,7 +29,7 @@ def _draw_run(axes: Axes, run: RecordedRun, duration: float) -> None:
     finished = {request.index: 0.0 for request in trace.requests}
     for residency in trace.residencies:
         row = residency.request.index
-        for phase in residency.phases:
+        for phase in row_phases(trace, residency):
             start, end = trace.starts[phase.first], trace.ends[phase.last]
             axes.barh(row, end - start, left=start, height=0.8, color=ROW_FILLS[phase.kind].colour)
             finished[row] = max(finished[row], float(end))

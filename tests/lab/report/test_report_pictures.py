@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from benchmarks.batch_picture import lane_cells
 from benchmarks.drawing import KIND_FILLS, ROW_FILLS, STYLE, save_picture
+from benchmarks.row_phases import RowKind
 from benchmarks.run_pictures import PICTURES, draw_pictures, main
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
@@ -21,7 +22,6 @@ from simulated_runs import simulated, static
 
 from chairlift.events import Step
 from chairlift.lab.report.recorded_run import RecordedRun, recorded_run
-from chairlift.lab.report.trace import RowKind
 from chairlift.observability.event_log import encode_event
 
 

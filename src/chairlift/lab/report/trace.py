@@ -1,14 +1,9 @@
-"""Reconstructs from events when each request was in the batch, what its rows computed, and which blocks it held.
-
-Everything that the report draws over time is derived from a `RunTrace`.
-"""
+"""Reconstructs from events when each request was in the batch."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,22 +15,6 @@ from chairlift.observability.tracked_request import TrackedRequest
 Floats = npt.NDArray[np.float64]
 
 
-class RowKind(enum.IntEnum):
-    """The kind of a row in a step. PADDING: only padding is computed, before a short prompt or after the end."""
-
-    PREFILL = 0
-    DECODE = 1
-    PADDING = 2
-
-
-class Phase(NamedTuple):
-    """Consecutive steps with one kind of row; `last` is included."""
-
-    kind: RowKind
-    first: int
-    last: int
-
-
 @dataclass(slots=True)
 class Residency:
     """The time of a request in the batch, from an admission until it ends or is preempted; in a static batch, until the
@@ -43,32 +22,11 @@ class Residency:
 
     Attributes:
         first, last: positions of the first and the last step in `RunTrace.steps`.
-        phases: in order, without overlap; steps without a row of the request are in none.
-        blocks: (position of the step, ids of the blocks that the request received in it).
-        released: (position of the step, ids of the blocks that the request released before it received others).
     """
 
     request: TrackedRequest
     first: int
     last: int
-    phases: list[Phase] = field(default_factory=list)
-    blocks: list[tuple[int, list[int]]] = field(default_factory=list)
-    released: list[tuple[int, list[int]]] = field(default_factory=list)
-    has_sampled: bool = False
-
-    def add_row(self, position: int, num_kept: int, num_new: int) -> None:
-        """Add the row of the step at a position, which computed `num_kept` tokens and sampled `num_new`."""
-        kind = RowKind.PREFILL
-        if not num_kept:
-            kind = RowKind.PADDING
-        elif self.has_sampled:
-            kind = RowKind.DECODE
-        self.has_sampled |= num_new > 0
-        last = self.phases[-1] if self.phases else None
-        if last is not None and last.kind is kind and last.last == position - 1:
-            self.phases[-1] = last._replace(last=position)
-        else:
-            self.phases.append(Phase(kind, position, position))
 
 
 @dataclass(slots=True)
@@ -147,14 +105,6 @@ class _Tracer(ReplayReader):
             residency = Residency(self._replay.batch[request_id], position, position)
             self._open[request_id] = residency
             self._residencies.append(residency)
-        for request_id, block_ids in step.released_blocks.items():
-            if request_id in self._open:
-                self._open[request_id].released.append((position, block_ids))
-        for request_id, block_ids in step.new_blocks.items():
-            self._open[request_id].blocks.append((position, block_ids))
-        num_kept, num_new = step.num_kept, step.num_new
-        for request, index in rows:
-            self._open[request.request_id].add_row(position, num_kept[index], num_new[index])
 
     def on_leave(self, request: TrackedRequest) -> None:
         residency = self._open.get(request.request_id)
