@@ -40,7 +40,11 @@ _ADVICE: Final = {
     "task runner embedding embeddings": "leave it out, because the model determines the task",
     "revision": "download the revision with `hf download`, and use its folder as the model",
     "download_dir": "set the environment variable HF_HOME",
-    "guided_decoding": "use structured_outputs",
+    "guided_decoding guided_json guided_regex guided_choice guided_grammar grammar json_schema": "use "
+    "structured_outputs",
+    "enable_thinking thinking": "use chat_template_kwargs",
+    "format": "use response_format",
+    "n_predict num_predict max_output_tokens": "use max_tokens",
     "best_of": "leave it out, because answers are not ranked",
     "disable_log_requests uvicorn_log_level": "use access_log_format=none",
 }

@@ -12,6 +12,7 @@ PUBLIC: Final = {"/health", "/ready", "/metrics", "/", "/chat", "/docs", "/opena
 
 READS: Final = {
     "/v1/models",
+    "/v1/models/",
     "/v1/models/{model:path}",
     "/v1/requests",
     "/v1/requests/{request_id}",

@@ -114,6 +114,13 @@ def test_tokens_are_counted(api_server: RunningServer) -> None:
     assert count == answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0)
 
 
+def test_models_have_the_fields_of_anthropic(api_server: RunningServer) -> None:
+    (model,) = client(api_server).models.list()
+    assert (model.id, model.display_name, model.type) == ("tiny", "tiny", "model")
+    assert client(api_server).models.retrieve("tiny").created_at == model.created_at
+    assert model.created_at.tzinfo is not None
+
+
 def test_errors_have_the_form_of_anthropic(api_server: RunningServer) -> None:
     request: Row = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
     with pytest.raises(anthropic.BadRequestError, match="temperature must be in") as caught:

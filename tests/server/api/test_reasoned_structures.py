@@ -13,7 +13,7 @@ from chat_planner import planner
 from byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
 from chairlift import AsyncLLM
 from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.server.protocol.messages import MESSAGES_FIELDS, MessagesRequest
+from chairlift.server.protocol.messages import MessagesRequest
 from running_server import RunningServer, run_server
 
 TEMPLATE = """\
@@ -163,7 +163,7 @@ def test_a_budget_without_reasoning_is_named(reasoning_server: RunningServer) ->
     )
     assert planned.ignored == ("thinking_token_budget",)
     assert planned.params.structured_outputs is None
-    assert MESSAGES_FIELDS[planned.ignored[0]] == "thinking.budget_tokens"
+    assert MessagesRequest.own_names[planned.ignored[0]] == "thinking.budget_tokens"
 
 
 def test_an_answer_that_goes_on_with_the_last_message_does_not_reason_by_a_budget() -> None:

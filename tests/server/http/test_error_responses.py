@@ -39,6 +39,7 @@ def message(answer: httpx.Response) -> str:
         ("GET", "/docs/v1/models", 404, "the path /docs/v1/models does not exist: did you mean /v1/models?"),
         ("GET", "/q", 404, "the path /q does not exist: /openapi.json lists all paths."),
         ("GET", "/" + "x" * 9000, 404, "x does not exist: /openapi.json lists all paths."),
+        ("POST", "/api/chat", 404, "clients of Ollama can use the API of OpenAI, whose base URL ends in /v1"),
         ("GET", "/v1/completions", 405, "/v1/completions accepts POST, not GET"),
     ],
 )
@@ -133,6 +134,26 @@ def test_the_error_of_a_wrong_value_names_the_field_and_the_limit(
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
     assert message(answer).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "expected"),
+    [
+        ("chat/completions", "guided_json", "use structured_outputs"),
+        ("chat/completions", "enable_thinking", "use chat_template_kwargs"),
+        ("chat/completions", "max_output_tokens", "use max_tokens"),
+        ("completions", "guided_regex", "use structured_outputs"),
+        ("responses", "messages", "did you mean input?"),
+        ("responses", "response_format", "did you mean text?"),
+        ("messages", "stop", "did you mean stop_sequences?"),
+    ],
+)
+def test_the_error_of_a_field_of_another_api_names_the_right_one(
+    api_server: RunningServer, path: str, field: str, expected: str
+) -> None:
+    fields = {"completions": {"prompt": "x"}, "responses": {"input": "x"}}.get(path, CHAT)
+    answer = api_server.post(f"/v1/{path}", {**fields, field: {}})
+    assert (answer.status_code, message(answer)) == (400, f"{field} is unknown: {expected}")
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(0, " must be at least 1, got 0"), (10**6, "=1000000 is too large")])

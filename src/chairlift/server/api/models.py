@@ -27,6 +27,7 @@ from chairlift.server.protocol.base import (
     RequestBody,
 )
 from chairlift.server.protocol.sampling import CallFields
+from chairlift.system.log_format import format_time
 
 
 def router(manager: ModelManager) -> APIRouter:
@@ -110,8 +111,10 @@ def model_card(model: ServedModel, key: Key, adapter: str | None = None) -> Mode
     facts = model.facts
     return ModelCard(
         id=adapter or model.name,
+        display_name=adapter or model.name,
         parent=None if adapter is None else model.name,
         created=model.created,
+        created_at=format_time(model.created),
         max_model_len=None if facts is None else facts.scheduler_config.max_model_len,
         default_sampling_params={} if facts is None else facts.sampling_defaults.values(),
         aliases=list(model.aliases) if adapter is None else [],

@@ -88,11 +88,13 @@ class RequestBody(BaseModel):
     Attributes:
         advisory_fields: the advisory fields, with the values that describe what the server does anyway.
         content_fields: the fields that are not read after planning, and may be large.
+        own_names: name of a field of chat completions -> its name at this endpoint, if it differs.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
     advisory_fields: ClassVar[Mapping[str, Sequence[Any]]] = {}
     content_fields: ClassVar[Sequence[str]] = ()
+    own_names: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
@@ -101,8 +103,8 @@ class RequestBody(BaseModel):
 
     @property
     def chat_field_names(self) -> Mapping[str, str]:
-        """Name of a field of chat completions -> its name at this endpoint, if it differs."""
-        return {}
+        """`own_names`, as far as they depend on the fields that the request has."""
+        return self.own_names
 
     def own_error(self, error: RequestError) -> RequestError:
         """The error with the names that fields of chat completions have at this endpoint.
@@ -228,11 +230,15 @@ class ModelStatus(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """A model in /v1/models. `max_model_len` is null until the model has been loaded for the first time."""
+    """A model in /v1/models, with the fields of OpenAI, and with `type`, `display_name` and `created_at` of Anthropic.
+    `max_model_len` is null until the model has been loaded for the first time."""
 
     id: str
     object: Literal["model"] = "model"
+    type: Literal["model"] = "model"
+    display_name: str
     created: int
+    created_at: str
     owned_by: str = "chairlift"
     parent: str | None = Field(None, description="The model that a LoRA adapter is for; null for a model.")
     max_model_len: int | None
@@ -275,6 +281,7 @@ class AdapterDeleted(BaseModel):
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[ModelCard]
+    has_more: Literal[False] = False
 
 
 class Health(BaseModel):

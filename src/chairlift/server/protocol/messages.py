@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
@@ -25,14 +25,6 @@ from chairlift.server.protocol.compatibility_fields import AnyFields, CacheContr
 from chairlift.server.protocol.sampling import EngineFields, StopStrings
 from chairlift.server.protocol.tools import ToolName
 from chairlift.server.protocol.turns import combine_turns
-
-MESSAGES_FIELDS = {
-    "stop": "stop_sequences",
-    "response_format": "output_config",
-    "reasoning_effort": "output_config",
-    "thinking_token_budget": "thinking.budget_tokens",
-}
-"""Name of a field of chats -> its name at this endpoint."""
 
 ERROR_TYPES: Final = {
     400: "invalid_request_error",
@@ -175,6 +167,12 @@ class OutputConfig(RequestBody):
 class ConversationFields(RequestBody):
     """The fields that define the prompt."""
 
+    own_names: ClassVar[Mapping[str, str]] = {
+        "stop": "stop_sequences",
+        "response_format": "output_config",
+        "reasoning_effort": "output_config",
+        "thinking_token_budget": "thinking.budget_tokens",
+    }
     content_fields = ("messages", "system", "tools", "output_config", "output_format")
     model: str | None = None
     messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -185,10 +183,6 @@ class ConversationFields(RequestBody):
     output_config: OutputConfig | None = None
     output_format: JsonOutput | None = Field(None, description="An earlier name of `output_config.format`.")
     thread: dict[str, Any] | None = Field(None, description="Rejected: conversations are not stored.")
-
-    @property
-    def chat_field_names(self) -> dict[str, str]:
-        return MESSAGES_FIELDS
 
     def own_error(self, error: RequestError) -> RequestError:
         """As for other bodies. Anthropic's clients recognize the error for a prompt that is too long by its message."""

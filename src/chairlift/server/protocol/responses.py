@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, PrivateAttr
@@ -15,15 +16,6 @@ from chairlift.server.protocol.response_tools import CalledTool, OfferedTools, R
 from chairlift.server.protocol.sampling import EngineFields, JsonObjectFormat, JsonSchema, StopStrings, TextFormat
 
 LOGPROBS = "message.output_text.logprobs"
-
-RESPONSES_FIELDS = {
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "max_completion_tokens": "max_output_tokens",
-    "response_format": "text",
-    "reasoning_effort": "reasoning",
-}
-"""Name of a field of chats -> its name at this endpoint."""
 
 IncludedOutput = (
     Literal["message.output_text.logprobs", "reasoning.encrypted_content", "message.input_image.image_url"]
@@ -63,6 +55,13 @@ class ResponsesStreamOptions(RequestBody):
 class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
     """The body of POST /v1/responses. The response repeats instructions and tools."""
 
+    own_names: ClassVar[Mapping[str, str]] = {
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "max_completion_tokens": "max_output_tokens",
+        "response_format": "text",
+        "reasoning_effort": "reasoning",
+    }
     content_fields = ("input", "chat_template_kwargs")
     input: str | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
@@ -84,10 +83,6 @@ class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
 
     _called_tools: dict[str, CalledTool] = PrivateAttr(default_factory=dict)
     _ignored: list[str] = PrivateAttr(default_factory=list)
-
-    @property
-    def chat_field_names(self) -> dict[str, str]:
-        return RESPONSES_FIELDS
 
     def ignored_content(self) -> list[str]:
         return self._ignored

@@ -15,10 +15,10 @@ from functools import reduce
 from operator import getitem
 from typing import Any, Final
 
-from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from chairlift.server.protocol.base import KNOWN_FIELDS
+from chairlift.options import foreign_advice
+from chairlift.server.protocol.base import KNOWN_FIELDS, RequestBody
 
 Path = tuple[str | int, ...]
 
@@ -64,7 +64,7 @@ class _InvalidField:
         return self.problem["type"] == "literal_error" and self.path[-1] in TAG_FIELDS
 
 
-def describe_validation_errors(kind: type[BaseModel], problems: Sequence[ErrorDetails], body: Any) -> tuple[str, str]:
+def describe_validation_errors(kind: type[RequestBody], problems: Sequence[ErrorDetails], body: Any) -> tuple[str, str]:
     """The error message for the first invalid field of a body, and the name of the field.
 
     Args:
@@ -75,7 +75,7 @@ def describe_validation_errors(kind: type[BaseModel], problems: Sequence[ErrorDe
     errors = [_locate(problem, body) for problem in problems if problem["loc"][:1] == field]
     name = _format_path(field)
     if errors[0].problem["type"] == "extra_forbidden" and (meant := _suggestion(kind, errors[0].path, body)):
-        return f"{_format_path(errors[0].path)} is unknown: did you mean {meant}?", name
+        return f"{_format_path(errors[0].path)} is unknown: {meant}", name
     if too_long := [error for error in errors if error.problem["type"] == "too_long"]:
         # The value has this form, because its entries up to the limit are valid: other forms are not reported.
         return _sentences([too_long[:1]]) + _advice(kind, too_long[0].problem), name
@@ -90,7 +90,7 @@ def describe_validation_errors(kind: type[BaseModel], problems: Sequence[ErrorDe
     return _sentences(matching) + _advice(kind, problems[0]), name
 
 
-def _advice(kind: type[BaseModel], problem: ErrorDetails) -> str:
+def _advice(kind: type[RequestBody], problem: ErrorDetails) -> str:
     """The description of a field that is not supported, or only one of its values, unless it says only that."""
     field = kind.model_fields.get(str(problem["loc"][0])) if len(problem["loc"]) in (1, 2) else None
     if field is None or not field.description:
@@ -133,17 +133,22 @@ def _walk(value: Any, loc: Path, problem: ErrorDetails) -> Path | None:
     return _walk(value, tuple(rest), problem) if isinstance(head, str) else None
 
 
-def _suggestion(kind: type[BaseModel], path: Path, body: Any) -> str | None:
-    """The field that is probably meant by an unknown one: of the body, or of objects that have most other fields."""
+def _suggestion(kind: type[RequestBody], path: Path, body: Any) -> str | None:
+    """What to do about an unknown field: advice, or the field that is probably meant, of the body or of objects that
+    have most other fields."""
     parent, name = reduce(getitem, path[:-1], body), path[-1]
     if not isinstance(parent, dict) or not isinstance(name, str):
         return None
+    if len(path) == 1 and name in kind.own_names:
+        return f"did you mean {kind.own_names[name]}?"
+    if len(path) == 1 and (advice := foreign_advice(name)):
+        return advice
     num_known = [sum(key in fields for key in parent) for fields in KNOWN_FIELDS]
     kinds = (fields for fields, count in zip(KNOWN_FIELDS, num_known, strict=True) if count == max(num_known))
     known = frozenset().union(*kinds) if path[:-1] else frozenset(kind.model_fields)
     opposite = name.replace("max", "min")  # A limit is never meant by the other one.
     close = get_close_matches(name[:MAX_NAME_LENGTH], known - parent.keys() - {opposite}, 1, MIN_SIMILARITY)
-    return close[0] if close else None
+    return f"did you mean {close[0]}?" if close else None
 
 
 def _sentences(forms: list[list[_InvalidField]]) -> str:
