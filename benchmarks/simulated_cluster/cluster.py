@@ -331,7 +331,7 @@ class ClusterSimulation:
         for name, replica in running.items():
             for metric, value in replica.scaling_values().items():
                 metrics.setdefault(metric, {})[name] = value
-        context = _ScalingContext(len(running) + self._num_starting, scaling, metrics)
+        context: Any = _ScalingContext(len(running) + self._num_starting, scaling, metrics)
         count, _ = QueueScaling(scaling.target_queued_tokens, scaling.target_ttft)(context)
         for _ in range(count - context.current_num_replicas):
             self._num_starting += 1

@@ -49,7 +49,7 @@ def test_a_replica_without_free_blocks_is_avoided() -> None:
 
 def test_prefixes_of_other_salts_and_adapters_do_not_match() -> None:
     replicas = make_replicas(1)
-    replicas["r0"].replace_cache(make_prompt(TOKENS).block_keys)
+    replicas["r0"].change_cache(make_prompt(TOKENS).block_keys, ())
     assert replicas["r0"].num_cached_tokens(make_prompt(TOKENS)) == 20
     assert replicas["r0"].num_cached_tokens(make_prompt(TOKENS, salt="tenant")) == 0
     assert replicas["r0"].num_cached_tokens(make_prompt(TOKENS, lora_id=1)) == 0
@@ -58,7 +58,7 @@ def test_prefixes_of_other_salts_and_adapters_do_not_match() -> None:
 def test_a_hole_in_the_cached_prefix_ends_it() -> None:
     replicas, prompt = make_replicas(1), make_prompt(TOKENS)
     state = replicas["r0"]
-    state.replace_cache([*prompt.block_keys[:1], *prompt.block_keys[2:]])
+    state.change_cache([*prompt.block_keys[:1], *prompt.block_keys[2:]], ())
     assert state.num_cached_tokens(prompt) == 4
     state.change_cache((), prompt.block_keys[:1])
     assert state.num_cached_tokens(prompt) == 0
@@ -81,7 +81,7 @@ def test_routers_with_a_common_prefix_everywhere_spread_the_load() -> None:
     """All routers have the same information: each replica has the system prompt, and r0 is the least loaded."""
     replicas, prompt = make_replicas(8), make_prompt(TOKENS)
     for index, state in enumerate(replicas.values()):
-        state.replace_cache(prompt.block_keys[:2])
+        state.change_cache(prompt.block_keys[:2], ())
         state.others = ReplicaLoad(num_unfinished=index, free_blocks=64)
     counts = Counter(choose_replica(replicas, prompt, random.Random(seed)) for seed in range(400))
     assert counts["r0"] == pytest.approx(100, abs=25)  # 1/4 of all pairs contain it
@@ -92,8 +92,8 @@ def test_four_candidates_at_most_and_the_cheapest_of_them() -> None:
     """With equal loads the longest prefix wins; behind a long queue, one of two others without a queue."""
     replicas, prompt = make_replicas(9), make_prompt(TOKENS)
     for name in ("r2", "r5", "r7"):
-        replicas[name].replace_cache(prompt.block_keys[:4])
-    replicas["r1"].replace_cache(prompt.block_keys[:3])
+        replicas[name].change_cache(prompt.block_keys[:4], ())
+    replicas["r1"].change_cache(prompt.block_keys[:3], ())
     assert {choose_replica(replicas, prompt, random.Random(seed)) for seed in range(60)} == {"r2", "r5", "r7"}
     for name in ("r2", "r5", "r7"):
         replicas[name].others = ReplicaLoad(queued_tokens=1000, free_blocks=64)
@@ -104,9 +104,9 @@ def test_four_candidates_at_most_and_the_cheapest_of_them() -> None:
 
 def test_a_block_behind_a_hole_is_no_prefix() -> None:
     replicas, prompt = make_replicas(3), make_prompt(TOKENS)
-    replicas["r0"].replace_cache(prompt.block_keys[:3])
-    replicas["r1"].replace_cache(prompt.block_keys[2:])
-    replicas["r2"].replace_cache(prompt.block_keys[3:])
+    replicas["r0"].change_cache(prompt.block_keys[:3], ())
+    replicas["r1"].change_cache(prompt.block_keys[2:], ())
+    replicas["r2"].change_cache(prompt.block_keys[3:], ())
     assert {choose_replica(replicas, prompt, random.Random(seed)) for seed in range(20)} == {"r0"}
 
 
@@ -156,11 +156,6 @@ class BlocksOfReplica(RuleBasedStateMachine):
     def change(self, stored: set[int], removed: set[int]) -> None:
         self.state.change_cache(stored, removed)
         self.cached = (self.cached - removed) | stored
-
-    @rule(keys=st.sets(st.integers(0, 6)))
-    def replace(self, keys: set[int]) -> None:
-        self.state.replace_cache(keys)
-        self.cached = keys
 
     @rule(name=st.sampled_from("abc"), keys=st.lists(st.integers(0, 6), unique=True))
     def add(self, name: str, keys: list[int]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -112,9 +113,9 @@ def _calibrate(path: Path, num_threads: int | None) -> None:
     from chairlift.system.output_files import check_writable, unwritable_file_error
 
     check_writable("calibrate", path)
-    calibration = calibrate(num_threads)
-    print_parts([constants_table([("device", calibration.device.name), *calibration.measured])])
+    device, measured = calibrate(num_threads)
+    print_parts([constants_table([("device", device.name), *measured])])
     try:
-        calibration.save(path)
+        path.write_text(json.dumps(asdict(device), indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise unwritable_file_error("calibrate", path, error) from None

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
 
 from chairlift.observability.tracker import RequestTracker
 
+if TYPE_CHECKING:
+    from ray.serve.config import AutoscalingContext
+
 TARGET_BATCH_USE: Final = 0.8
 """The target of `batch_use`: the rest of the seats and blocks is for requests that arrive meanwhile."""
-
-
-class ScalingContext(Protocol):
-    """What is used of `ray.serve.config.AutoscalingContext`."""
-
-    @property
-    def current_num_replicas(self) -> int: ...
-
-    @property
-    def capacity_adjusted_min_replicas(self) -> int: ...
-
-    @property
-    def capacity_adjusted_max_replicas(self) -> int: ...
-
-    @property
-    def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None: ...
 
 
 class QueueScaling:
@@ -50,7 +37,7 @@ class QueueScaling:
             "batch_use": TARGET_BATCH_USE,
         }
 
-    def __call__(self, context: ScalingContext) -> tuple[int, dict[str, Any]]:
+    def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         """The number of replicas, and the state of the policy, which is empty."""
         metrics = context.aggregated_metrics or {}
         wanted = [

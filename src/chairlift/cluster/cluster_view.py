@@ -75,7 +75,7 @@ class ClusterView:
     def subscribe(self, replica_id: str, hello: ReplicaHello) -> None:
         """Add a replica whose messages this ingress receives from now on."""
         state = ReplicaState(hello.block_size, hello.num_blocks)
-        state.replace_cache(hello.block_keys)
+        state.change_cache(hello.block_keys, ())
         state.others = hello.others
         state.is_engine_running = hello.engine.state == "running"
         with self._lock:

@@ -105,11 +105,6 @@ class ReplicaState:
     def num_unfinished(self) -> int:
         return len(self._sent) + self.others.num_unfinished
 
-    def replace_cache(self, keys: Iterable[int]) -> None:
-        """Replace the known prefix cache by the published one."""
-        self._cached = set(keys)
-        self._known = self._cached.union(self._expected)
-
     def change_cache(self, stored: Iterable[int], removed: Iterable[int]) -> None:
         """Apply published changes of the prefix cache. Changes of unknown blocks have no effect."""
         self._cached.difference_update(removed)

@@ -47,10 +47,7 @@ def observe_replicas(model: ServedModel, client: ClusterClient) -> None:
     def add(replica: RemoteReplica) -> None:
         model.replicas[replica.replica_id] = ObservedReplica(model, replica, client)
 
-    def end(replica: RemoteReplica) -> None:
-        model.end_replica(replica.replica_id)
-
-    client.on_replica, client.on_replica_end = add, end
+    client.on_replica, client.on_replica_end = add, lambda replica: model.end_replica(replica.replica_id)
 
 
 def replicated_model(spec: ModelSpec, client: ClusterClient) -> ServedModel:

@@ -22,17 +22,9 @@ def load() -> ModuleType:
         KernelsUnavailableError: the extension was not compiled, or this machine cannot load it.
         ConfigError: CHAIRLIFT_CPU_ISA names no instruction set of this CPU.
     """
-    module = _import()
     try:
+        module = importlib.import_module(EXTENSION)
         module.isa()
-    except RuntimeError as error:
-        raise ConfigError(f"{error}; unset it to use the best one") from None
-    return module
-
-
-def _import() -> ModuleType:
-    try:
-        return importlib.import_module(EXTENSION)
     except ModuleNotFoundError:
         raise KernelsUnavailableError(
             "the native kernels are not compiled: install a C++ compiler and install chairlift again, or run "
@@ -40,6 +32,9 @@ def _import() -> ModuleType:
         ) from None
     except ImportError as error:
         raise KernelsUnavailableError(f"the native kernels cannot be loaded: {error}") from error
+    except RuntimeError as error:
+        raise ConfigError(f"{error}; unset it to use the best one") from None
+    return module
 
 
 def is_loaded() -> bool:

@@ -6,7 +6,6 @@ import json
 import statistics
 import tempfile
 import time
-from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,18 +33,6 @@ DEPTHS = (2, 12)
 """Numbers of layers of the two tiny models whose steps are compared."""
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """A calibrated device, and the measurements as (name, value with unit)."""
-
-    device: Device
-    measured: list[tuple[str, str]]
-
-    def save(self, path: Path) -> None:
-        """Write the device as JSON for the option `--device`."""
-        path.write_text(json.dumps(asdict(self.device), indent=2) + "\n", encoding="utf-8")
-
-
 def calibrate(
     num_threads: int | None = None,
     *,
@@ -55,7 +42,7 @@ def calibrate(
     depths: tuple[int, int] = DEPTHS,
     num_steps: int = 200,
     repeats: int = 5,
-) -> Calibration:
+) -> tuple[Device, list[tuple[str, str]]]:
     """Measure this CPU in single precision.
 
     The measurements are speeds that a step reaches, so the efficiencies of the device are 1.
@@ -68,6 +55,9 @@ def calibrate(
         depths: numbers of layers of the two tiny models.
         num_steps: decode steps of each tiny model.
         repeats: repetitions of each product; the median counts.
+
+    Returns:
+        The device, and the measurements as (name, value with unit).
     """
     step_overhead, layer_overhead = _overheads(num_threads, depths, num_steps)
     flops = {
@@ -94,7 +84,7 @@ def calibrate(
         ("step overhead", f"{step_overhead * 1e6:.4g} us"),
         ("layer overhead", f"{layer_overhead * 1e6:.4g} us"),
     ]
-    return Calibration(device, measured)
+    return device, measured
 
 
 def measure_bandwidth(weight_bytes: int = WEIGHT_BYTES, repeats: int = 5) -> float:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from chairlift.config import EngineConfig
@@ -39,27 +39,6 @@ METRICS: Final = (
 
 CLOSE_TO_BEST: Final = 0.9
 """The share of the highest output tokens per second at which a batch size counts as having nothing more to gain."""
-
-
-@dataclass(frozen=True, slots=True)
-class Iteration:
-    """The times of one batch, in seconds.
-
-        arrival -- step -- step --+-- step -- step -- ... -- last step
-           |-- prefill -----------|                               |
-           |-- latency -------------------------------------------|
-                                  |-- steps of decode_per_token --|
-
-    Attributes:
-        latency: from the arrival to the last step.
-        prefill: until every request has its first token. If the prompts take several steps, requests whose prompts are
-            computed early decode during this time.
-        decode_per_token: mean time of the steps after that; None if there are none.
-    """
-
-    latency: float
-    prefill: float
-    decode_per_token: float | None
 
 
 def run_latency(config: EngineConfig, options: LatencyOptions) -> BenchmarkResult:
@@ -110,9 +89,9 @@ def _runs(engine: Engine, log: EventList, options: LatencyOptions) -> dict[int, 
             size = sizes[token_round % len(sizes)]
             run_forced(engine, log, options.workload(size, vocab_size, token_round))
             _check_one_batch(log.events, options, size)
-            iteration = measure_iteration(log.events)
-            decode = iteration.decode_per_token
-            runs[size].append(asdict(iteration) | {"decode_tokens_per_s": decode and size / decode})
+            times = measure_iteration(log.events)
+            decode = times["decode_per_token"]
+            runs[size].append(times | {"decode_tokens_per_s": decode and size / decode})
             advance()
     return {size: values[options.num_iters_warmup :] for size, values in runs.items()}
 
@@ -131,8 +110,20 @@ def largest_useful_size(runs: Mapping[int, Sequence[RunValues]]) -> list[str]:
     return [f"{line}; larger ones were not measured" if size == max(runs) else line]
 
 
-def measure_iteration(events: Sequence[Event]) -> Iteration:
-    """Compute the times of a batch from the events of its iteration."""
+def measure_iteration(events: Sequence[Event]) -> dict[str, float | None]:
+    """Compute the times of a batch in seconds from the events of its iteration.
+
+        arrival -- step -- step --+-- step -- step -- ... -- last step
+           |-- prefill -----------|                               |
+           |-- latency -------------------------------------------|
+                                  |-- steps of decode_per_token --|
+
+    Returns:
+        latency: from the arrival to the last step.
+        prefill: until every request has its first token. If the prompts take several steps, requests whose prompts are
+            computed early decode during this time.
+        decode_per_token: mean time of the steps after that; None if there are none.
+    """
     steps = [event for event in events if isinstance(event, Step)]
     start = min(event.time for event in events if isinstance(event, RequestArrived))
     first_token: dict[str, float] = {}
@@ -146,11 +137,8 @@ def measure_iteration(events: Sequence[Event]) -> Iteration:
         if step.time > prefilled:
             num_decoded.update(dict(zip(step.request_ids, step.num_new, strict=True)))
     num_tokens = max(num_decoded.values(), default=0)
-    return Iteration(
-        latency=end - start,
-        prefill=prefilled - start,
-        decode_per_token=(end - prefilled) / num_tokens if num_tokens else None,
-    )
+    decode = (end - prefilled) / num_tokens if num_tokens else None
+    return {"latency": end - start, "prefill": prefilled - start, "decode_per_token": decode}
 
 
 def _check_one_batch(events: Sequence[Event], options: LatencyOptions, batch_size: int) -> None:

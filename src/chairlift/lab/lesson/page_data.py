@@ -11,13 +11,14 @@ from chairlift.config import EngineConfig
 from chairlift.events import Event, EventList, RequestArrived, Step
 from chairlift.lab.bench.machine import machine_caption
 from chairlift.lab.bench.policies import parse_policies
+from chairlift.lab.bench.policy_comparison import LinearCostModel
 from chairlift.lab.lesson.runs import POLICIES, TITLES, VOCAB_SIZE, Lesson
 from chairlift.lab.lesson.summary import SOURCES, lesson_reasons, lesson_rows
 from chairlift.lab.report.recorded_run import RecordedRun
-from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import synthetic_tokens
+from chairlift.observability.step_cost import CostLine
 
 MAX_STEPS: Final = 240
 """The first steps of each run are on the page: about two static batches."""
@@ -82,15 +83,9 @@ def first_steps(run: RecordedRun, events: list[Event]) -> Iterator[Event]:
             yield event
 
 
-class _OneSecond:
-    """A cost model with steps of one second."""
-
-    def seconds(self, shape: StepShape) -> float:
-        return 1.0
-
-
 def sharing_events() -> list[Event]:
-    """The events of four requests with a common prefix of three blocks. The first one computes it."""
+    """The events of four requests with a common prefix of three blocks. The first one computes it, in steps of one
+    second."""
     arrivals = {"A": 0.0, "B": 2.0, "C": 2.0, "D": 5.0}
     prefix = list(synthetic_tokens("instructions", 12))
     workload = [
@@ -99,7 +94,7 @@ def sharing_events() -> list[Event]:
     ]
     config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=64)
     sim, log = SimConfig(config.scheduler_config(64), num_blocks=32, block_size=4), EventList()
-    simulate(workload, sim, _OneSecond(), log)
+    simulate(workload, sim, LinearCostModel(CostLine(base=1.0, per_token=0.0)), log)
     return log.events
 
 

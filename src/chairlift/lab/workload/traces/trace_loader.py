@@ -36,11 +36,14 @@ FORMATS: Final[dict[str, Callable[[Path, TraceOptions], Requests]]] = {
     "chairlift": read_chairlift,
 }
 
-CSV_COLUMNS: Final = {
+FIELDS: Final = {
     "azure": {"TIMESTAMP", "ContextTokens", "GeneratedTokens"},
     "burstgpt": {"Timestamp", "Request tokens", "Response tokens"},
+    "mooncake": {"input_length"},
+    "custom": {"prompt"},
+    "chairlift": {"arrival", "output_len"},
 }
-JSON_KEYS: Final = {"mooncake": {"input_length"}, "custom": {"prompt"}, "chairlift": {"arrival", "output_len"}}
+"""The columns or the keys of the first line by which a format is detected."""
 
 
 def read_trace(path: Path | str, options: TraceOptions | None = None) -> list[WorkloadRequest]:
@@ -95,13 +98,12 @@ def detect_trace_format(path: Path) -> str:
         line = (head + file.readline()).partition("\n")[0].strip()
     if line.startswith("{"):
         try:
-            keys = set(json.loads(line))
+            fields = set(json.loads(line))
         except ValueError as error:
             raise ConfigError(f"{path}: the first line is not a JSON object ({error})") from None
-        found = [name for name, needed in JSON_KEYS.items() if needed <= keys]
     else:
-        columns = {column.strip() for column in line.split(",")}
-        found = [name for name, header in CSV_COLUMNS.items() if columns.issuperset(header)]
+        fields = {column.strip() for column in line.split(",")}
+    found = [name for name, needed in FIELDS.items() if needed <= fields]
     if not found:
         raise ConfigError(f"{path}: not a trace in a known format ({', '.join(FORMATS)}); it starts with {line!r:.120}")
     return found[0]
