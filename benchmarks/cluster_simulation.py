@@ -30,6 +30,7 @@ from benchmarks.simulated_cluster.conversation_feed import ConversationFeed
 from rich.table import Table
 
 from chairlift.config import SchedulerConfig
+from chairlift.core.baselines.selection import KVPool
 from chairlift.lab.sim.devices import find_device
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.roofline import Roofline
@@ -42,7 +43,8 @@ from chairlift.lab.workload.traces.trace_loader import read_trace
 
 MODEL: Final = "llama-3-8b"
 DEVICE: Final = "H100-SXM"
-ENGINE: Final = SimConfig(SchedulerConfig(16384, max_num_seqs=64, max_num_batched_tokens=2048), num_blocks=4000)
+LIMITS: Final = SchedulerConfig(16384, max_num_seqs=64, max_num_batched_tokens=2048)
+ENGINE: Final = SimConfig(LIMITS, KVPool(4000, 16, 16384))
 SYSTEM_TOKENS, TURN_TOKENS, OUTPUT_TOKENS, NUM_TURNS = 1024, 128, 128, 4
 ARRIVAL_SECONDS: Final = 60.0
 CASES: Final[dict[str, dict[str, Any]]] = {

@@ -19,6 +19,7 @@ from statistics import median
 import numpy as np
 
 from chairlift.config import EngineConfig
+from chairlift.core.baselines.selection import KVPool
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.events import Event, EventList
 from chairlift.lab.bench.driver import drive
@@ -78,9 +79,8 @@ def measure(engine: Engine, log: EventList, workload: Sequence[WorkloadRequest])
 
 
 def predict(engine: Engine, model: FittedCostModel, workload: Sequence[WorkloadRequest]) -> RunMetrics:
-    config = SimConfig(
-        engine.facts.scheduler_config, engine.facts.kv_cache_plan.num_blocks, engine.facts.kv_cache_plan.block_size
-    )
+    limits, plan = engine.facts.scheduler_config, engine.facts.kv_cache_plan
+    config = SimConfig(limits, KVPool(plan.num_blocks, plan.block_size, limits.max_model_len))
     events = EventList()
     simulate(workload, config, model, events)
     return summarize(events.events)

@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 from chairlift.config import SchedulerConfig
+from chairlift.core.baselines.selection import KVPool
 from chairlift.lab.bench.machine import machine_facts
 from chairlift.lab.metrics.run import RunTally
 from chairlift.lab.sim.devices import find_device
@@ -43,7 +44,7 @@ def workload(hours: float, rate: float, seed: int) -> list[WorkloadRequest]:
 
 def config(kv: str) -> SimConfig:
     scheduler = SchedulerConfig(MAX_MODEL_LEN, max_num_seqs=256, max_num_batched_tokens=2048)
-    return SimConfig(scheduler, NUM_BLOCKS, BLOCK_SIZE, kv, model=model_shape(MODEL))
+    return SimConfig(scheduler, KVPool(NUM_BLOCKS, BLOCK_SIZE, MAX_MODEL_LEN, kv), model=model_shape(MODEL))
 
 
 def run(requests: list[WorkloadRequest], kv: str, sink: str) -> tuple[SimResult, RunTally | None]:

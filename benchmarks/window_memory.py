@@ -110,7 +110,7 @@ def measure(config: EngineConfig, lengths: RequestLengths) -> WindowMemory:
         raise SystemExit(f"--memory holds no request of this length: {fit.error}")
     token_ids = run_alone(engine, lengths)
     held = [plan.num_blocks - event.free_blocks for event in events.events if isinstance(event, Step)]
-    sim = SimConfig(limits, plan.num_blocks, plan.block_size, enable_prefix_caching=False, windows=plan.windows)
+    sim = SimConfig(limits, pool, enable_prefix_caching=False)
     counts = [count for count in (num_fit, num_fit + 1) if runs_undisturbed(sim, full, count)]
     return WindowMemory(
         planned_bytes=fit.num_slots_held // fit.num_fit * (plan.block_bytes // plan.block_size),

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from chairlift.config import SchedulerConfig
+from chairlift.core.baselines.selection import KVPool
 from chairlift.lab.metrics.run import RunMetrics, RunTally
 from chairlift.lab.sim.devices import DEVICES
 from chairlift.lab.sim.published_models import model_shape
@@ -43,7 +44,7 @@ def run(priority: Callable[[WorkloadRequest], int]) -> RunMetrics:
     tally = RunTally()
     simulate(
         [replace(request, priority=priority(request)) for request in requests],
-        SimConfig(limits, num_blocks=1000, model=shape),
+        SimConfig(limits, KVPool(num_blocks=1000, block_size=16, max_model_len=2048), model=shape),
         Roofline(shape, DEVICES["A100-40GB"]),
         tally,
     )

@@ -141,7 +141,7 @@ class ClusterSimulation:
             return  # An earlier arrival has replaced this one.
         self._next_arrival = math.inf
         for item in self._feed.pop_due(self._now):
-            prompt = RoutedPrompt.from_tokens(item.prompt_token_ids, self._config.engine.block_size)
+            prompt = RoutedPrompt.from_tokens(item.prompt_token_ids, self._config.engine.pool.block_size)
             self._send(RoutedRequest(item, prompt, self.result.num_requests % self._config.num_routers))
             self.result.num_requests += 1
         self._schedule_arrivals()
@@ -289,7 +289,7 @@ class ClusterSimulation:
         replica = SimulatedReplica(name, engine, self._cost_model, self._now, is_measured=is_measured)
         self._replicas[name] = replica
         for candidates in self._candidates:
-            candidates[name] = ReplicaState(engine.block_size, engine.num_blocks)
+            candidates[name] = ReplicaState(engine.pool.block_size, engine.pool.num_blocks)
         self.result.most_replicas = max(self.result.most_replicas, len(self._replicas))
         if self._is_fair and self._config.service_period is not None:
             self._exchange_service(replica, self._config.service_period)

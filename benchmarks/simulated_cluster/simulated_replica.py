@@ -62,7 +62,7 @@ class SimulatedReplica:
         self.is_draining = False
         self.began = now
         self._config = config
-        self._free_blocks = config.num_blocks
+        self._free_blocks = config.pool.num_blocks
         self._changes: list[PrefixCacheChanged] = []
         self._cached: set[int] = set()
         self._tracker = RequestTracker(max_finished=0) if is_measured else None
@@ -83,7 +83,9 @@ class SimulatedReplica:
     def receive(self, sent: RoutedRequest) -> None:
         """Queue a request until the next step."""
         prompt = sent.prompt
-        sent.num_uncached_tokens = prompt.num_tokens - prompt.num_cached_tokens(self._config.block_size, self._cached)
+        sent.num_uncached_tokens = prompt.num_tokens - prompt.num_cached_tokens(
+            self._config.pool.block_size, self._cached
+        )
         self.inbox.append(sent)
         self.sent[sent.item.request_id] = sent
 
@@ -101,7 +103,7 @@ class SimulatedReplica:
     @property
     def free_blocks(self) -> int:
         """Free blocks after the schedule of the last step; all blocks if the engine has no unfinished request."""
-        return self._free_blocks if self.requests else self._config.num_blocks
+        return self._free_blocks if self.requests else self._config.pool.num_blocks
 
     def scaling_values(self) -> dict[str, float]:
         """The values that `QueueScaling` decides by."""

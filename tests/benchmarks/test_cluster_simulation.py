@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from chairlift.cluster.replica_state import ReplicaState, RoutedPrompt
 from chairlift.config import SchedulerConfig
+from chairlift.core.baselines.selection import KVPool
 from chairlift.errors import ConfigError
 from chairlift.events import EventList, RequestFinished
 from chairlift.lab.sim.cost_model import StepShape
@@ -23,7 +24,7 @@ from chairlift.lab.sim.simulator import SimConfig, forced_request, simulate
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.request_feed import RequestFeed
 
-ENGINE = SimConfig(SchedulerConfig(512, max_num_seqs=4, max_num_batched_tokens=64), num_blocks=64)
+ENGINE = SimConfig(SchedulerConfig(512, max_num_seqs=4, max_num_batched_tokens=64), KVPool(64, 16, 512))
 
 
 class LinearCost:
@@ -120,7 +121,9 @@ def test_autoscaling_follows_the_predicted_time_to_first_token() -> None:
     workload = [WorkloadRequest(str(index), 0.2 * index, [index + 1] * 200, 2) for index in range(100)]
     targets = (0.1, 100.0)
     scalings = [Scaling(1, 4, target_queued_tokens=1e6, target_ttft=target, start_seconds=1.0) for target in targets]
-    batch = replace(ENGINE, scheduler=replace(ENGINE.scheduler, max_num_seqs=64), num_blocks=4096)
+    batch = replace(
+        ENGINE, scheduler=replace(ENGINE.scheduler, max_num_seqs=64), pool=replace(ENGINE.pool, num_blocks=4096)
+    )
     config = [ClusterConfig(batch, 1, scaling=scaling) for scaling in scalings]
     most = [ClusterSimulation(workload, each, LinearCost()).run().most_replicas for each in config]
     assert most == [4, 1]
@@ -147,11 +150,11 @@ def test_an_idle_replica_has_all_blocks() -> None:
     replica.core.add(request)
     replica.requests["a"] = request
     replica.core.step()
-    assert replica.free_blocks < ENGINE.num_blocks
+    assert replica.free_blocks < ENGINE.pool.num_blocks
     while replica.core.has_work:
         replica.core.step()
     del replica.requests["a"]
-    assert replica.free_blocks == ENGINE.num_blocks
+    assert replica.free_blocks == ENGINE.pool.num_blocks
 
 
 def test_invalid_configurations() -> None:

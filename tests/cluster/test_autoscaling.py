@@ -15,6 +15,7 @@ from chairlift.cluster.autoscaling import TARGET_BATCH_USE, QueueScaling, batch_
 from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.cluster.replica_state import ReplicaLoad
 from chairlift.config import EngineConfig, SchedulerConfig
+from chairlift.core.baselines.selection import KVPool
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, RequestArrived
 from chairlift.lab.sim.simulator import SimConfig
@@ -64,7 +65,7 @@ def test_replicas_with_full_batches_stay_without_a_queue() -> None:
 
 
 def start_event(max_num_seqs: int = 4, num_blocks: int = 8) -> EngineStarted:
-    return SimConfig(SchedulerConfig(64, max_num_seqs, 64), num_blocks).engine_started()
+    return SimConfig(SchedulerConfig(64, max_num_seqs, 64), KVPool(num_blocks, 16, 64)).engine_started()
 
 
 def test_the_batch_use_counts_siblings_and_blocks_of_an_engine() -> None:

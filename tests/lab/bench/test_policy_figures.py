@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 from chairlift.config import EngineConfig
+from chairlift.core.baselines.selection import KVPool
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.events import EventList
 from chairlift.lab.report.recorded_run import RecordedRun, recorded_run
@@ -43,9 +44,8 @@ def simulated(figures: ModuleType, label: str) -> RecordedRun:
     config = EngineConfig(**figures.LIMITS, **(figures.POLICIES | figures.ORDERS)[label])
     assert config.max_model_len is not None
     assert config.num_kv_blocks is not None
-    sim = SimConfig(
-        config.scheduler_config(config.max_model_len), config.num_kv_blocks, kv=config.kv, kv_arena=config.kv_arena
-    )
+    pool = KVPool(config.num_kv_blocks, config.block_size, config.max_model_len, config.kv, config.kv_arena)
+    sim = SimConfig(config.scheduler_config(config.max_model_len), pool)
     log = EventList()
     requests = figures.order_requests(label, 256) if label in figures.ORDERS else figures.make_requests(256)
     simulate(requests, sim, NoTime(), log)

@@ -153,8 +153,8 @@ def test_throughput_of_static_and_continuous_batching() -> None:
 
 def test_pool_has_the_published_size() -> None:
     found = systems("anyscale", 0, None)
-    assert found[f"<=1536, {PAGED}"].config.num_blocks * 16 == 15_728 == 12 * 2**30 // (800 * 2**10)
-    assert found[f"<=1536, {EXACT_QUOTA}"].config.num_blocks == 8100 // 16
+    assert found[f"<=1536, {PAGED}"].config.pool.num_blocks * 16 == 15_728 == 12 * 2**30 // (800 * 2**10)
+    assert found[f"<=1536, {EXACT_QUOTA}"].config.pool.num_blocks == 8100 // 16
 
 
 @pytest.mark.parametrize(("name", "size"), [(MAX, 7), ("continuous, exact, max_tokens = cap", 7), (STATIC, 4)])

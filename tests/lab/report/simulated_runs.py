@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from chairlift.config import SchedulerConfig
+from chairlift.core.baselines.selection import KVPool
 from chairlift.events import Event, EventList
 from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.arrivals import ArrivalProcess
@@ -37,7 +38,7 @@ def simulated(
     )  # fmt: skip
     scheduler = SchedulerConfig(64, **{"max_num_seqs": 8, "max_num_batched_tokens": 32, **limits})
     log = EventList()
-    simulate(workload, SimConfig(scheduler, num_blocks, block_size=4, kv=kv), Linear(), log)
+    simulate(workload, SimConfig(scheduler, KVPool(num_blocks, 4, scheduler.max_model_len, kv)), Linear(), log)
     return log.events
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from chairlift.config import SchedulerConfig
+from chairlift.core.baselines.selection import KVPool
 from chairlift.events import EventList
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.simulator import SimConfig
@@ -60,14 +61,13 @@ def configs(draw: st.DrawFn) -> SimConfig:
         static_run_to=draw(st.sampled_from(["batch", "global"])) if batching == "static" else "batch",
     )
     caching = draw(st.booleans()) if kv == "paged" else None
-    return SimConfig(
-        scheduler, num_blocks=draw(st.sampled_from([16, 24, 64])), block_size=4, kv=kv, enable_prefix_caching=caching
-    )
+    pool = KVPool(draw(st.sampled_from([16, 24, 64])), 4, MAX_MODEL_LEN, kv)
+    return SimConfig(scheduler, pool, enable_prefix_caching=caching)
 
 
 def small_config(**scheduler: int) -> SimConfig:
     """Returns continuous batching with 64 blocks of 4 slots."""
-    return SimConfig(SchedulerConfig(MAX_MODEL_LEN, **{"max_num_seqs": 8, **scheduler}), num_blocks=64, block_size=4)
+    return SimConfig(SchedulerConfig(MAX_MODEL_LEN, **{"max_num_seqs": 8, **scheduler}), KVPool(64, 4, MAX_MODEL_LEN))
 
 
 def simulated(events: EventList, kind: type) -> list:  # type: ignore[type-arg]

@@ -8,13 +8,14 @@ import pytest
 from sim_workloads import ConstantCost
 
 from chairlift.config import SchedulerConfig
+from chairlift.core.baselines.selection import KVPool
 from chairlift.lab.metrics.requests import RequestMetrics
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.disaggregation import Instances
 from chairlift.lab.sim.simulator import SimConfig
 from chairlift.lab.workload.request import WorkloadRequest
 
-CONFIG = SimConfig(SchedulerConfig(64, 4, 64), num_blocks=64, block_size=4, enable_prefix_caching=False)
+CONFIG = SimConfig(SchedulerConfig(64, 4, 64), KVPool(64, 4, 64), enable_prefix_caching=False)
 
 
 class TokenCost:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sim_workloads import ConstantCost
 
 from chairlift.config import SchedulerConfig
+from chairlift.core.baselines.selection import KVPool
 from chairlift.core.queues import queue_selection
 from chairlift.core.queues.prefix_fair_queue import PrefixFairQueue
 from chairlift.events import Event, Step
@@ -79,7 +80,7 @@ def run(
         tenant_weights=weights or {},
     )
     log = ServiceTally(weights=weights)
-    config = SimConfig(limits, NUM_BLOCKS, BLOCK_SIZE, kv=kv)
+    config = SimConfig(limits, KVPool(NUM_BLOCKS, BLOCK_SIZE, MAX_MODEL_LEN, kv))
     result = simulate(requests, config, ConstantCost(), log if listen is None else Listener(listen))
     assert not result.rejected
     return log

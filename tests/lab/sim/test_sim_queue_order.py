@@ -9,6 +9,7 @@ import pytest
 from sim_workloads import ConstantCost
 
 from chairlift.config import SchedulerConfig
+from chairlift.core.baselines.selection import KVPool
 from chairlift.events import EventList, RequestFinished
 from chairlift.lab.metrics.run import summarize
 from chairlift.lab.sim.cost_model import StepShape
@@ -23,7 +24,7 @@ def mean_latency(policy: str, load: list[WorkloadRequest]) -> float:
         1200, 4, 256, scheduling_policy=policy, length_predictor="oracle" if policy == "srpt" else "none"
     )
     events = EventList()
-    simulate(load, SimConfig(limits, 1000), ConstantCost(), events)
+    simulate(load, SimConfig(limits, KVPool(1000, 16, limits.max_model_len)), ConstantCost(), events)
     return fmean(event.time - event.arrival_time for event in events.events if isinstance(event, RequestFinished))
 
 
@@ -49,7 +50,7 @@ class LinearCost:
 def goodput(policy: str, load: list[WorkloadRequest]) -> float:
     limits = SchedulerConfig(2048, 32, 512, scheduling_policy=policy, step_time=LinearCost.time)
     events = EventList()
-    simulate(load, SimConfig(limits, 4000), LinearCost(), events)
+    simulate(load, SimConfig(limits, KVPool(4000, 16, limits.max_model_len)), LinearCost(), events)
     return summarize(events.events).values()["goodput"]
 
 
@@ -82,6 +83,6 @@ def test_levels_shorten_the_mean_latency_or_leave_it_as_it_is(
     for policy in ("fcfs", "mlfq"):
         events = EventList()
         limits = SchedulerConfig(2048, 8, 512, scheduling_policy=policy)
-        simulate(load, SimConfig(limits, 4000), LinearCost(), events)
+        simulate(load, SimConfig(limits, KVPool(4000, 16, limits.max_model_len)), LinearCost(), events)
         mean[policy] = summarize(events.events).values()["e2e_latency_mean"]
     assert mean["mlfq"] < ratio * mean["fcfs"]

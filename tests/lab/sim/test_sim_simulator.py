@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from sim_workloads import ConstantCost, configs, request, simulated, small_config, workloads
 
 from chairlift.config import SchedulerConfig
+from chairlift.core.baselines.selection import KVPool
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, EventList, RequestArrived, RequestFinished, RequestRejected, Step
 from chairlift.lab.metrics.run import RunTally, summarize
@@ -93,7 +94,8 @@ def test_first_event_describes_the_engine() -> None:
     model = model_shape("opt-13b")
     scheduler = SchedulerConfig(2048, batching="static", static_batch_size=4)
     events = EventList()
-    simulate([], SimConfig(scheduler, 300, kv="max", kv_arena="first-fit", model=model), ConstantCost(), events)
+    pool = KVPool(300, 16, 2048, "max", "first-fit")
+    simulate([], SimConfig(scheduler, pool, model=model), ConstantCost(), events)
     (started,) = events.events
     assert isinstance(started, EngineStarted)
     assert (started.model, started.kv_bytes_per_slot, started.weight_bytes) == ("opt-13b", 819_200, model.weight_bytes)
@@ -105,7 +107,7 @@ def test_first_event_describes_the_engine() -> None:
 
 def test_too_small_a_pool_is_rejected() -> None:
     with pytest.raises(ConfigError, match="reserves max_model_len=64"):
-        simulate([], SimConfig(SchedulerConfig(64), num_blocks=3, kv="max"), ConstantCost())
+        simulate([], SimConfig(SchedulerConfig(64), KVPool(3, 16, 64, "max")), ConstantCost())
 
 
 def test_simulation_loads_no_torch() -> None:

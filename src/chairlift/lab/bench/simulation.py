@@ -181,7 +181,7 @@ def sim_config(config: EngineConfig, model: ModelShape, device: Device, num_devi
         None if is_pool_given else device.memory_bytes * num_devices,
         FREE_MEMORY_SHARE[kind],
     )
-    return SimConfig.of_pool(
+    return SimConfig(
         config.scheduler_config(memory.max_model_len),
         memory.kv_pool,
         enable_prefix_caching=config.enable_prefix_caching,
@@ -228,7 +228,7 @@ def sim_config_from_recording(config: EngineConfig, recorded: EngineStarted) -> 
     if recorded.row_time is not None:
         row_time = RowTime({int(rows): seconds for rows, seconds in recorded.row_time})
     scheduler = config.scheduler_config(pool.max_model_len, token_budget, step_time, row_time)
-    return SimConfig.of_pool(scheduler, pool, enable_prefix_caching=config.enable_prefix_caching)
+    return SimConfig(scheduler, pool, enable_prefix_caching=config.enable_prefix_caching)
 
 
 def _engine_rows(engine: EngineStarted, prefix: str = "") -> list[tuple[str, str]]:

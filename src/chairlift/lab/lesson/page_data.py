@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any, Final
 
 from chairlift.config import EngineConfig
+from chairlift.core.baselines.selection import KVPool
 from chairlift.events import Event, EventList, RequestArrived, Step
 from chairlift.lab.bench.machine import machine_caption
 from chairlift.lab.bench.policies import parse_policies
@@ -93,7 +94,7 @@ def sharing_events() -> list[Event]:
         for index, (name, arrival) in enumerate(arrivals.items())
     ]
     config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=64)
-    sim, log = SimConfig(config.scheduler_config(64), num_blocks=32, block_size=4), EventList()
+    sim, log = SimConfig(config.scheduler_config(64), KVPool(32, 4, 64)), EventList()
     simulate(workload, sim, LinearCostModel(CostLine(base=1.0, per_token=0.0)), log)
     return log.events
 

@@ -218,7 +218,7 @@ def _sim_config(
     kv_value_bytes = memory.token_bytes / model.config.kv_values_per_token
     shape = ModelShape(model.name, model.config, read_bytes / num_weights, kv_value_bytes)
     copy_seconds = block_copy_seconds(memory.kv_pool.block_size, shape, hardware)
-    return SimConfig.of_pool(limits, memory.kv_pool, model=shape, block_copy_seconds=copy_seconds)
+    return SimConfig(limits, memory.kv_pool, model=shape, block_copy_seconds=copy_seconds)
 
 
 def serve_command(model: PlannedModel, config: EngineConfig, memory: MemoryPlan) -> str:

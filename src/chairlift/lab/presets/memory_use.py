@@ -117,7 +117,7 @@ def simulate_outputs(system: StudySystem, items: Sequence[WorkloadRequest], even
     Memory that is reserved has no beam search, so that beams are independent outputs there.
     """
     count = system.workload.get("num_outputs", 1)
-    has_beams = system.workload.get("beam_search", False) and system.config.kv == "paged"
+    has_beams = system.workload.get("beam_search", False) and system.config.pool.kv == "paged"
     requests_for = None if count == 1 else partial(siblings, count=count, has_beams=has_beams)
     result = simulate(items, system.config, system.cost_model, events, requests_for=requests_for)
     assert not result.rejected, result.rejected[0]

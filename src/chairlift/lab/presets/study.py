@@ -17,6 +17,7 @@ import numpy as np
 from rich.table import Table
 
 from chairlift.config import SCHEDULING_POLICIES, SchedulerConfig
+from chairlift.core.baselines.selection import KVPool
 from chairlift.errors import ConfigError
 from chairlift.events import SLOT_KINDS
 from chairlift.lab.metrics.run import REPORTED_METRICS
@@ -147,15 +148,19 @@ class StudySystem:
         )
         block_size, kv = engine.get("block_size", 16), engine.get("kv", "paged")
         num_swap_blocks = int(engine.get("swap_gib", 0) * (1 << 30)) // (block_size * self.model.kv_bytes_per_slot)
+        pool = KVPool(
+            self.num_slots // block_size,
+            block_size,
+            limits.max_model_len,
+            kv,
+            "buddy" if kv == "paged" else engine.get("kv_arena", "buddy"),
+            num_swap_blocks=num_swap_blocks,
+        )
         return SimConfig(
             limits,
-            num_blocks=self.num_slots // block_size,
-            block_size=block_size,
-            kv=kv,
-            kv_arena="buddy" if kv == "paged" else engine.get("kv_arena", "buddy"),
+            pool,
             enable_prefix_caching=engine.get("enable_prefix_caching", False),
             model=self.model,
-            num_swap_blocks=num_swap_blocks,
             block_copy_seconds=block_copy_seconds(block_size, self.model, self.device),
             top_token=engine.get("top_token", TOP_TOKEN),
         )

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from chairlift.clock import VirtualClock
-from chairlift.config import DEFAULT_BLOCK_SIZE, SchedulerConfig
+from chairlift.config import SchedulerConfig
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
-from chairlift.core.kv.kv_cache_manager import FULL
-from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, EventSink
 from chairlift.lab.sim.cost_model import CostModel
@@ -25,59 +22,45 @@ from chairlift.request import Request
 
 @dataclass(frozen=True, slots=True)
 class SimConfig:
-    """The configuration of a simulated engine; the fields are those of `EngineConfig`.
+    """The configuration of a simulated engine.
 
     Attributes:
+        pool: the KV pool; the limits of `scheduler` replace those of the pool.
         enable_prefix_caching: None: on for "paged", off for reservations, which have no prefix cache.
         model: the model that the events name; None: no model.
-        windows: the sliding window of each group of layers (see `core.kv.windowed_groups`).
-        checkpoints: the checkpoints of recurrent states; None if the model has none.
-        num_swap_blocks: the size of the swap space; 0 if preempted requests are recomputed.
         block_copy_seconds: additional seconds of a step for each block that it copies from or to the swap space.
         top_token: the distribution of the next tokens of beams (see `SimExecutor`).
     """
 
     scheduler: SchedulerConfig
-    num_blocks: int
-    block_size: int = DEFAULT_BLOCK_SIZE
-    kv: str = "paged"
-    kv_arena: str = "buddy"
+    pool: KVPool
     enable_prefix_caching: bool | None = None
     model: ModelShape | None = None
-    windows: tuple[int | None, ...] = FULL
-    checkpoints: CheckpointPlan | None = None
-    num_swap_blocks: int = 0
     block_copy_seconds: float = 0.0
     top_token: tuple[float, float] = TOP_TOKEN
 
-    @classmethod
-    def of_pool(cls, scheduler: SchedulerConfig, pool: KVPool, **others: Any) -> SimConfig:
-        """An engine with a planned pool."""
-        names = ("num_blocks", "block_size", "kv", "kv_arena", "windows", "checkpoints", "num_swap_blocks")
-        return cls(scheduler, **{name: getattr(pool, name) for name in names}, **others)
-
     @property
     def has_prefix_cache(self) -> bool:
-        return self.kv == "paged" and self.enable_prefix_caching is not False
+        return self.pool.kv == "paged" and self.enable_prefix_caching is not False
 
     def engine_started(self) -> EngineStarted:
         """Returns the first event of a run, at time 0."""
-        model = self.model
+        model, pool = self.model, self.pool
         return EngineStarted(
             time=0.0,
             model="none" if model is None else model.name,
-            block_size=self.block_size,
-            num_blocks=self.num_blocks,
-            kv=self.kv,
+            block_size=pool.block_size,
+            num_blocks=pool.num_blocks,
+            kv=pool.kv,
             enable_prefix_caching=self.has_prefix_cache,
-            kv_arena=None if self.kv == "paged" else self.kv_arena,
+            kv_arena=None if pool.kv == "paged" else pool.kv_arena,
             weight_bytes=0 if model is None else model.weight_bytes,
             kv_bytes_per_slot=0 if model is None else model.kv_bytes_per_slot,
-            kv_windows=list(self.windows),
+            kv_windows=list(pool.windows),
             state_bytes=0 if model is None else model.state_bytes,
-            num_checkpoints=0 if self.checkpoints is None else self.checkpoints.num_slots,
-            checkpoint_interval=0 if self.checkpoints is None else self.checkpoints.interval,
-            num_swap_blocks=self.num_swap_blocks,
+            num_checkpoints=0 if pool.checkpoints is None else pool.checkpoints.num_slots,
+            checkpoint_interval=0 if pool.checkpoints is None else pool.checkpoints.interval,
+            num_swap_blocks=pool.num_swap_blocks,
             **self.scheduler.event_fields(),
         )
 
@@ -185,17 +168,7 @@ def make_engine_core(
         record_index_changes: emit the changes of the prefix cache as events.
     """
     limits = config.scheduler
-    pool = KVPool(
-        config.num_blocks,
-        config.block_size,
-        limits.max_model_len,
-        config.kv,
-        config.kv_arena,
-        config.windows,
-        limits.max_num_batched_tokens,
-        config.checkpoints,
-        config.num_swap_blocks,
-    )
+    pool = replace(config.pool, max_model_len=limits.max_model_len, max_chunk=limits.max_num_batched_tokens)
     manager = make_kv_cache_manager(pool, config.has_prefix_cache, record_index_changes=record_index_changes)
     executor = SimExecutor(cost_model, clock, block_copy_seconds=config.block_copy_seconds, top_token=config.top_token)
     return EngineCore(make_scheduler(config.scheduler, manager, events), executor, clock), executor
