@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
-from benchmarks.drawing import EMPTY_SEAT, ROW_FILLS, WIDTH, draw_legend, panels_over_time
+from benchmarks.drawing import EMPTY_SEAT, ROW_FILLS, WIDTH, draw_legend, is_timed, panels_over_time
 from benchmarks.row_phases import RowKind, row_phases
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
@@ -117,7 +117,7 @@ def _draw_run(axes: Axes, run: RecordedRun, cells: Sequence[LaneCell], num_lanes
 
 
 def _end(run: RecordedRun) -> str:
-    if not run.trace.is_timed:
+    if not is_timed(run.trace):
         return f"{len(run.trace.steps):,} steps"
     return f"{run.trace.duration:.3g} s, {run.metrics.output_tokens_per_s:.3g} output tokens/s"
 

@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from chairlift.lab.report.recorded_run import RecordedRun
+from chairlift.lab.report.trace import RunTrace
 
 WIDTH: Final = 7.6
 """The width of a picture in inches, on a page and on paper. Text has at least 8 points."""
@@ -92,6 +93,11 @@ KIND_FILLS: Final = {
 }
 
 
+def is_timed(trace: RunTrace) -> bool:
+    """False if the clock of a run did not move, so that its times are numbers of steps."""
+    return trace.steps[-1].time > trace.origin
+
+
 def panels_over_time(
     runs: Sequence[RecordedRun], heights: Sequence[float], margin: float
 ) -> tuple[Figure, list[Axes], float]:
@@ -103,7 +109,7 @@ def panels_over_time(
     """
     figure = Figure(figsize=(WIDTH, sum(heights) + margin))
     panels = figure.subplots(len(runs), 1, squeeze=False, sharex=True, height_ratios=list(heights))[:, 0]
-    unit = "seconds" if all(run.trace.is_timed for run in runs) else "steps"
+    unit = "seconds" if all(is_timed(run.trace) for run in runs) else "steps"
     panels[-1].set_xlabel(f"{unit} since the run began")
     return figure, list(panels), max(run.trace.duration for run in runs)
 

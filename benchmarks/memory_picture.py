@@ -48,7 +48,7 @@ def _draw_run(axes: Axes, run: RecordedRun, duration: float) -> None:
         axes.plot(*stairs(edges, live[0] + live[1]), **LIVE_BORDER)
     axes.set(xlim=(0, duration), ylim=(0, 1))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.set_title(f"{run.label}: share of {run.trace.num_slots:,} slots")
+    axes.set_title(f"{run.label}: share of {run.started.num_blocks * run.started.block_size:,} slots")
 
 
 def _stack_areas(axes: Axes, edges: Floats, layers: Iterable[Floats]) -> None:

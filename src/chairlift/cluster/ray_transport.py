@@ -111,17 +111,10 @@ def read_facts(handle: DeploymentHandle[Any], config: EngineConfig) -> EngineFac
 
 
 def call_error(error: Exception) -> ReplicaLostError | ReplicaCallError:
-    """The error of a call that Ray or the replica has ended."""
-    if isinstance(error, LOST_ERRORS):
-        return ReplicaLostError(describe_loss(error))
-    if isinstance(error, RayTaskError):
-        return ReplicaCallError(str(error.cause))
-    return ReplicaCallError(describe_loss(error))
-
-
-def describe_loss(error: Exception) -> str:
-    """The reason of an error of Ray in one line."""
+    """The error of a call that Ray or the replica has ended, with its reason in one line."""
+    reason, *_ = str(error).strip().splitlines() or [type(error).__name__]
     if isinstance(error, RayActorError):
-        return "its process died or its machine cannot be reached"
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+        reason = "its process died or its machine cannot be reached"
+    if isinstance(error, LOST_ERRORS):
+        return ReplicaLostError(reason)
+    return ReplicaCallError(str(error.cause) if isinstance(error, RayTaskError) else reason)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -82,10 +82,6 @@ class Scorer:
         logits = torch.cat(pieces)
         assert len(logits) == len(token_ids), "there is one row for each token; the last one is for the sampled token"
         return logits[:-1].log_softmax(dim=-1)
-
-    def close(self) -> None:
-        """Close the engine."""
-        self.engine.close()
 
 
 @contextmanager
@@ -175,11 +171,13 @@ def run_perplexity(config: EngineConfig, options: PerplexityOptions) -> Benchmar
     """
     text = read_text(options.text)
     with ExitStack() as engines:
-        scorer = engines.enter_context(closing(Scorer(config, options.window)))
+        scorer = Scorer(config, options.window)
+        engines.callback(scorer.engine.close)
         windows = split_windows(scorer.tokenizer, text, options)
         reference: Scorer | None = None
         if options.against is not None:
-            reference = engines.enter_context(closing(_reference(config, options, scorer.vocab_size)))
+            reference = _reference(config, options, scorer.vocab_size)
+            engines.callback(reference.engine.close)
         tally = score(scorer, reference, windows)
     started = scorer.engine.facts.started
     return BenchmarkResult(

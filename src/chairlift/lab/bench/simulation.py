@@ -27,7 +27,7 @@ from chairlift.lab.sim.roofline import Roofline, block_copy_seconds
 from chairlift.lab.sim.simulator import SimConfig, SimResult, simulate
 from chairlift.lab.tables import constants_table, make_table, number, print_report
 from chairlift.lab.workload.request_feed import RequestFeed
-from chairlift.loading.resolve import matrix_formats
+from chairlift.loading.resolve import load_decoder_config, matrix_formats, resolve_model
 from chairlift.observability.event_log import EventFile
 from chairlift.options import check_options, option
 from chairlift.step_time import RowTime, StepTime
@@ -154,8 +154,6 @@ def find_model(name: str | None, device: Device) -> ModelShape:
         return replace(
             MODEL_SHAPES[name], bytes_per_weight=device.bytes_per_value, bytes_per_kv_value=device.bytes_per_value
         )
-    from chairlift.loading.resolve import load_decoder_config, resolve_model
-
     try:
         files = resolve_model(name)
     except ModelLoadError as error:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Final
 
 from chairlift.config import EngineConfig
@@ -111,18 +112,6 @@ def simulated_events(
     return log.events
 
 
-class _EventsByRun:
-    """An event sink that divides the events of several runs."""
-
-    def __init__(self) -> None:
-        self.runs: list[list[Event]] = []
-
-    def emit(self, event: Event) -> None:
-        if isinstance(event, EngineStarted):
-            self.runs.append([])
-        self.runs[-1].append(event)
-
-
 def run_lesson(config: EngineConfig, options: CompareOptions, progress: EventSink | None = None) -> Lesson:
     """Run the requests on the engine, under one policy after the other.
 
@@ -133,11 +122,13 @@ def run_lesson(config: EngineConfig, options: CompareOptions, progress: EventSin
         ConfigError: an option cannot be honoured.
         ModelLoadError: the model cannot be loaded.
     """
-    collected = _EventsByRun()
-    sinks = [collected] if progress is None else [collected, progress]
+    log = EventList()
+    sinks = [log] if progress is None else [log, progress]
     result, tokens = run_compare(config, replace(options, repeats=1), EventBroadcaster(*sinks))
+    starts = [index for index, event in enumerate(log.events) if isinstance(event, EngineStarted)]
+    runs = [log.events[start:end] for start, end in pairwise([*starts, len(log.events)])]
     names = [policy.name for policy in options.policies]
-    return Lesson(options, result, tokens, dict(zip(names, collected.runs, strict=True)))
+    return Lesson(options, result, tokens, dict(zip(names, runs, strict=True)))
 
 
 class RunBars:

@@ -37,7 +37,6 @@ class RunTrace:
         residencies: the periods of requests in the batch, in the order of admission.
         starts, ends: the times of each step in seconds since `origin`. A step that was scheduled while another step ran
             starts at the end of that step. If the clock did not move, step i starts at i and ends at i + 1.
-        is_timed: False if the clock did not move.
     """
 
     started: EngineStarted
@@ -47,11 +46,6 @@ class RunTrace:
     origin: float
     starts: Floats
     ends: Floats
-    is_timed: bool
-
-    @property
-    def num_slots(self) -> int:
-        return self.started.num_blocks * self.started.block_size
 
     @property
     def duration(self) -> float:
@@ -121,8 +115,7 @@ class _Tracer(ReplayReader):
         for request_id in list(self._open):
             self._close(request_id, len(steps) - 1)
         origin = min([steps[0].scheduled_time, *(request.arrived.time for request in self._requests)])
-        starts, ends, is_timed = _times(steps, origin)
-        return RunTrace(started, self._requests, steps, self._residencies, origin, starts, ends, is_timed)
+        return RunTrace(started, self._requests, steps, self._residencies, origin, *_times(steps, origin))
 
 
 def final_slots(request: TrackedRequest) -> int:
@@ -133,11 +126,11 @@ def final_slots(request: TrackedRequest) -> int:
     return max(known, request.num_computed, request.recompute_until)
 
 
-def _times(steps: list[Step], origin: float) -> tuple[Floats, Floats, bool]:
+def _times(steps: list[Step], origin: float) -> tuple[Floats, Floats]:
     ends = np.array([step.time for step in steps]) - origin
     if ends[-1] <= 0:
         positions = np.arange(len(steps) + 1, dtype=np.float64)
-        return positions[:-1], positions[1:], False
+        return positions[:-1], positions[1:]
     starts = np.array([step.scheduled_time for step in steps]) - origin
     starts[1:] = np.maximum(starts[1:], ends[:-1])
-    return starts, ends, True
+    return starts, ends
