@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from chairlift.counts import counted
 from chairlift.errors import ChairliftError, ConfigError
@@ -57,18 +57,6 @@ class AnswerStats:
         return ", ".join(parts)
 
 
-class ChatBackend(Protocol):
-    """Answers conversations. `parameters` are the sampling parameters that are set, with the names of OpenAI's API."""
-
-    name: str
-
-    def stream(self, messages: list[Message], parameters: dict[str, Any], stats: AnswerStats) -> AsyncIterator[str]:
-        """Yield the text of an answer as it is generated, and fill `stats`. Raises ChairliftError if it fails."""
-        ...
-
-    async def close(self) -> None: ...
-
-
 class EngineBackend:
     """Answers with an engine in this process."""
 
@@ -83,6 +71,11 @@ class EngineBackend:
     async def stream(
         self, messages: list[Message], parameters: dict[str, Any], stats: AnswerStats
     ) -> AsyncIterator[str]:
+        """Yield the text of an answer as it is generated, and fill `stats`. Raises ChairliftError if it fails.
+
+        Args:
+            parameters: the sampling parameters that are set, with the names of OpenAI's API.
+        """
         defaults = self._llm.engine.facts.sampling_defaults
         params = defaults.params(**{"max_tokens": None, **parameters})
         async for output in self._llm.chat(messages, params):
@@ -148,6 +141,9 @@ class ServerBackend:
 
     async def close(self) -> None:
         await self._client.aclose()
+
+
+ChatBackend = EngineBackend | ServerBackend
 
 
 def _chunk_text(chunk: dict[str, Any], stats: AnswerStats) -> list[str]:

@@ -100,7 +100,8 @@ class ClusterView:
         it waited for its route."""
         with self._lock:
             self._remove(request_id)
-            candidates = self._candidates()
+            candidates = {name: state for name, state in self._subscribed.items() if name in self._running}
+            candidates = {name: state for name, state in candidates.items() if state.is_engine_running} or candidates
             if not candidates:
                 return None
             chosen = choose_replica(candidates, prompt, self._random)
@@ -114,10 +115,6 @@ class ClusterView:
             if request_id in self._unfinished and (state := self._subscribed.get(replica_id)) is not None:
                 state.add(request_id, prompt)
                 self._replica_of[request_id] = replica_id
-
-    def _candidates(self) -> dict[str, ReplicaState]:
-        found = {name: state for name, state in self._subscribed.items() if name in self._running}
-        return {name: state for name, state in found.items() if state.is_engine_running} or found
 
     def add(self, request_id: str) -> None:
         """Record an unfinished request that a replica will be chosen for."""

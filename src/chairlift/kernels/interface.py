@@ -92,12 +92,9 @@ def _feed_forward(up: LinearKernel, down: LinearKernel, x: torch.Tensor, residua
     return down(up(x), residual)
 
 
-class ResidualSumKernel(Protocol):
-    """scale * of_sum(stream + multiplier * after(branch)), the sum of the residual stream and the branch of a layer."""
-
-    def __call__(self, stream: torch.Tensor, branch: torch.Tensor | None) -> torch.Tensor:
-        """The sum, [T, hidden_size]. The values of both arguments are lost; a branch of None adds nothing."""
-        ...
+ResidualSumKernel = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""(stream, branch) [T, hidden_size] -> scale * of_sum(stream + multiplier * after(branch)), the sum of the residual
+stream and the branch of a layer. The values of both arguments are lost; a branch of None adds nothing."""
 
 
 class ComposedResidualSum:

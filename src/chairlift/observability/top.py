@@ -40,7 +40,7 @@ COLUMNS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "output": lambda request: f"{request['num_output_tokens']}/{request['max_tokens']}",
     "blocks": lambda request: str(request["num_blocks"]),
     "preempted": lambda request: str(request["num_preemptions"]),
-    "queue s": lambda request: _seconds(request["timings"]["queue_time"]),
+    "queue s": lambda request: "" if (time := request["timings"]["queue_time"]) is None else f"{time:.2f}",
     "age s": lambda request: f"{request['timings']['age']:.1f}",
 }
 """Column -> its cell for a request."""
@@ -251,7 +251,3 @@ def shares(slots: dict[str, int], width: int) -> dict[str, int]:
     """The number of characters for each kind, `width` in total."""
     ends = [round(end * width / sum(slots.values())) for end in accumulate(slots[kind] for kind in KINDS)]
     return {kind: end - start for kind, start, end in zip(KINDS, [0, *ends], ends, strict=False)}
-
-
-def _seconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds:.2f}"

@@ -59,7 +59,10 @@ def calibrate(
     Returns:
         The device, and the measurements as (name, value with unit).
     """
-    step_overhead, layer_overhead = _overheads(num_threads, depths, num_steps)
+    # The overheads are those of a line through the steps of two tiny models.
+    shallow, deep = (_tiny_step_seconds(num_threads, depth, num_steps) for depth in depths)
+    layer_overhead = max(0.0, (deep - shallow) / (depths[1] - depths[0]))
+    step_overhead = max(0.0, shallow - depths[0] * layer_overhead)
     flops = {
         (outputs, inputs): 2 * rows * outputs * inputs / _linear_seconds(rows, outputs, inputs, repeats)
         for outputs, inputs in shapes
@@ -103,13 +106,6 @@ def _linear_seconds(rows: int, outputs: int, inputs: int, repeats: int) -> float
         torch.nn.functional.linear(values, weight)
         samples.append(time.perf_counter() - start)
     return statistics.median(samples[1:])
-
-
-def _overheads(num_threads: int | None, depths: tuple[int, int], num_steps: int) -> tuple[float, float]:
-    """Measure the overhead in seconds of a step and of a layer: a line through the steps of two tiny models."""
-    shallow, deep = (_tiny_step_seconds(num_threads, depth, num_steps) for depth in depths)
-    layer = max(0.0, (deep - shallow) / (depths[1] - depths[0]))
-    return max(0.0, shallow - depths[0] * layer), layer
 
 
 def _tiny_step_seconds(num_threads: int | None, num_layers: int, num_steps: int) -> float:
