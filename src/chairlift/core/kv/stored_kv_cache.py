@@ -102,7 +102,8 @@ class StoredHybridKVCacheManager(HybridKVCacheManager):
         states, start = self._states[request.request_id], num_computed // self.block_size
         chain = self._prefix_cache.chain(request, (len(request.token_ids) - 1) // self.block_size)
         end = start + self._block_store.num_stored(chain[start:])
-        count = next((count for count in range(end, start, -1) if self._is_kept(chain[count - 1])), start)
+        kept = (key in self.checkpoints or self._checkpoint_store.num_stored([key]) for key in chain[start:end][::-1])
+        count = next((end - index for index, is_kept in enumerate(kept) if is_kept), start)
         if count > start:
             source = self._load(request, chain[:count], start)
             if source is None:
@@ -121,9 +122,6 @@ class StoredHybridKVCacheManager(HybridKVCacheManager):
             slots = {key: slot for key in reversed(chain) if (slot := self.checkpoints.find(key)) is not None}
             self._checkpoint_store.save(list(slots), list(slots.values()))
         super().free(request)
-
-    def _is_kept(self, key: bytes) -> bool:
-        return key in self.checkpoints or self._checkpoint_store.num_stored([key]) > 0
 
     def _load(self, request: Request, chain: list[bytes], start: int) -> int | None:
         """Load the blocks from `start` on and the checkpoint after the last one; None if one of them is not loaded."""

@@ -81,8 +81,25 @@ class SchedulerMeter:
 
     def record_arrival(self, request: Request) -> None:
         request.meter = RequestMeter()
-        if self._events is not None:
-            self._events.emit(_arrived_event(request, self._waits.num_steps))
+        if self._events is None:
+            return
+        slo = request.sampling_params.slo
+        self._events.emit(
+            RequestArrived(
+                time=request.arrival_time,
+                request_id=request.request_id,
+                num_prompt_tokens=request.num_prompt_tokens,
+                max_tokens=request.max_total_tokens - request.num_prompt_tokens,
+                priority=request.priority,
+                leader_id=request.leader_id,
+                output_len=request.output_len,
+                predicted_len=request.predicted_len,
+                tenant=request.tenant,
+                slo=None if slo is None else asdict(slo),
+                step=self._waits.num_steps,
+                is_streamed=request.sampling_params.is_streamed,
+            )
+        )
 
     def record_enqueued(self, request: Request) -> None:
         self._waits.start(request)
@@ -279,44 +296,23 @@ class SchedulerMeter:
         if not has_run:
             self._waits.stop(request)
         self._recomputing.pop(request.request_id, None)
-        if self._events is not None:
-            self._events.emit(_finished_event(request, now, self._waits.num_steps))
-
-
-def _arrived_event(request: Request, step: int) -> RequestArrived:
-    """The event of a request that arrives before `step` is scheduled."""
-    slo = request.sampling_params.slo
-    return RequestArrived(
-        time=request.arrival_time,
-        request_id=request.request_id,
-        num_prompt_tokens=request.num_prompt_tokens,
-        max_tokens=request.max_total_tokens - request.num_prompt_tokens,
-        priority=request.priority,
-        leader_id=request.leader_id,
-        output_len=request.output_len,
-        predicted_len=request.predicted_len,
-        tenant=request.tenant,
-        slo=None if slo is None else asdict(slo),
-        step=step,
-        is_streamed=request.sampling_params.is_streamed,
-    )
-
-
-def _finished_event(request: Request, now: float, step: int) -> RequestFinished:
-    """The event of a request that ends at `now`, before `step` is scheduled."""
-    assert request.finish_reason is not None
-    meter: RequestMeter = request.meter
-    return RequestFinished(
-        time=now,
-        request_id=request.request_id,
-        finish_reason=request.finish_reason.value,
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_output_tokens=request.num_output_tokens,
-        num_cached_tokens=meter.num_cached_tokens,
-        num_preemptions=request.num_preemptions,
-        arrival_time=request.arrival_time,
-        first_scheduled_time=meter.first_scheduled_time,
-        first_token_time=meter.first_token_time,
-        **asdict(meter.stats()),
-        step=step,
-    )
+        if self._events is None:
+            return
+        assert request.finish_reason is not None
+        meter: RequestMeter = request.meter
+        self._events.emit(
+            RequestFinished(
+                time=now,
+                request_id=request.request_id,
+                finish_reason=request.finish_reason.value,
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_output_tokens=request.num_output_tokens,
+                num_cached_tokens=meter.num_cached_tokens,
+                num_preemptions=request.num_preemptions,
+                arrival_time=request.arrival_time,
+                first_scheduled_time=meter.first_scheduled_time,
+                first_token_time=meter.first_token_time,
+                **asdict(meter.stats()),
+                step=self._waits.num_steps,
+            )
+        )

@@ -66,7 +66,11 @@ class PrefixFairQueue(FairQueue):
     def peek(self) -> Request | None:
         """The head stays the same until the queue changes, or its tenant has no deficit left."""
         if self._queues and (self._head is None or self.deficit(self._head.tenant) <= 0):
-            self._refill()
+            # Tenants without a deficit get quanta until one of those that wait has one.
+            if num_rounds := min(map(self._rounds_until_deficit, self._queues)):
+                for tenant, counter in self._counters.items():
+                    rounds = min(num_rounds, self._rounds_until_deficit(tenant))
+                    self._counters[tenant] = counter - self._quantum * rounds
             compared = islice(self._candidates(), MAX_COMPARED)
             self._head = min(compared, key=lambda each: (-self._num_cached_tokens(each), each.arrival_index))
         return self._head
@@ -77,13 +81,6 @@ class PrefixFairQueue(FairQueue):
         for tenant in tenants:
             is_late = self._overtaken.get(tenant, 0) >= MAX_OVERTAKEN
             yield from self._queues[tenant].oldest(1 if is_late else -(-MAX_COMPARED // len(tenants)))
-
-    def _refill(self) -> None:
-        """Give quanta to the tenants without a deficit until one of those that wait has one."""
-        if not (num_rounds := min(map(self._rounds_until_deficit, self._queues))):
-            return
-        for tenant, counter in self._counters.items():
-            self._counters[tenant] = counter - self._quantum * min(num_rounds, self._rounds_until_deficit(tenant))
 
     def _rounds_until_deficit(self, tenant: str) -> int:
         counter = self.counter(tenant)

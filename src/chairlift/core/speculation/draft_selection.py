@@ -83,7 +83,12 @@ class DraftSelection:
         )
         for candidate, count in zip(candidates, counts, strict=True):
             if count:
-                self._add(candidate, count, output)
+                request_id = candidate.request.request_id
+                output.num_scheduled_tokens[request_id] += count
+                if candidate.token_ids is None:
+                    output.num_draft_tokens[request_id] = count
+                else:
+                    output.draft_token_ids[request_id] = candidate.token_ids[:count]
         if self._has_model:
             unused = [c.request.request_id for c, count in zip(candidates, counts, strict=True) if not count]
             self._estimates.fade(unused)
@@ -163,12 +168,3 @@ class DraftSelection:
             output.num_draft_reads[request_id] = count
             self._num_read[request_id] = num_read + count
         return True
-
-    @staticmethod
-    def _add(candidate: _Candidate, count: int, output: SchedulerOutput) -> None:
-        request_id = candidate.request.request_id
-        output.num_scheduled_tokens[request_id] += count
-        if candidate.token_ids is None:
-            output.num_draft_tokens[request_id] = count
-        else:
-            output.draft_token_ids[request_id] = candidate.token_ids[:count]
