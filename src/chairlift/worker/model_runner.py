@@ -40,18 +40,14 @@ class DraftRounds:
         num_rounds: 1 + the largest number of draft tokens.
         index, position: int64 [N + sum of num_drafts]: for each row of logits the request, and the number of draft
             tokens before it.
+        rows: int64 [num_rounds, N], the row of the logits after draft token `round` - 1 of a request.
     """
 
     def __init__(self, num_drafts: IntArray) -> None:
         self.num_rounds = 1 + int(num_drafts.max(initial=0))
         has_row = np.arange(self.num_rounds)[:, None] <= num_drafts
         self.position, self.index = np.nonzero(has_row)
-        self._rows = np.cumsum(has_row).reshape(has_row.shape) - 1
-
-    def logit_rows(self, position: int, index: list[int]) -> IntArray:
-        """The rows of the logits after draft token `position` - 1 of these requests."""
-        rows: IntArray = self._rows[position, index]
-        return rows
+        self.rows: IntArray = np.cumsum(has_row).reshape(has_row.shape) - 1
 
 
 class SampledRound(NamedTuple):
@@ -229,7 +225,13 @@ class ModelRunner:
             errors={request_ids[i]: error for i, error in sampled.errors.items()},
         )
         for positions, tokens in pending.rounds[1:]:
-            _append_round(result, [request_ids[i] for i in positions], tokens)
+            records = tokens.logprob_records()
+            for i, (position, token) in enumerate(zip(positions, tokens.token_ids.tolist(), strict=True)):
+                if i in tokens.errors:  # which the next step reports
+                    continue
+                result.token_ids[request_ids[position]].append(token)
+                if i in records:
+                    result.logprobs[request_ids[position]].append(records[i])
         return result
 
     def _update_rows(self, output: SchedulerOutput) -> None:
@@ -313,7 +315,7 @@ class ModelRunner:
             ]
             if not index:
                 break
-            logits_index = to_device(rounds.logit_rows(position, index), self._device)
+            logits_index = to_device(rounds.rows[position, index], self._device)
             tokens = self._sampler.sample(logits[logits_index], rows[index])
             # A row with an error stays as it is: the next step samples its token again and reports the error.
             valid = [at for at in range(len(index)) if at not in tokens.errors]
@@ -362,14 +364,3 @@ class ModelRunner:
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record(torch.cuda.current_stream(self._device))
         return PendingStep(done.step, done.request_ids, rounds, prompt, ready)
-
-
-def _append_round(result: ModelRunnerOutput, request_ids: list[str], sampled: SampledTokens) -> None:
-    """Append one more token of each request to the result, except after an error, which the next step reports."""
-    records = sampled.logprob_records()
-    for i, (request_id, token) in enumerate(zip(request_ids, sampled.token_ids.tolist(), strict=True)):
-        if i in sampled.errors:
-            continue
-        result.token_ids[request_id].append(token)
-        if i in records:
-            result.logprobs[request_id].append(records[i])

@@ -120,7 +120,12 @@ class Sampler:
             if needed & feature:
                 index = np.flatnonzero(features & feature)
                 change(logits, index, rows[index])
-        errors = self._apply_masks(logits, rows, features) if needed & SamplingFeature.MASK else {}
+        errors = {}
+        if needed & SamplingFeature.MASK:
+            masked = np.flatnonzero(features & SamplingFeature.MASK)
+            self._sampling.mask(logits, masked, self._masks.fill(rows[masked]))
+            found = zip(masked.tolist(), map(self._masks.error, rows[masked].tolist()), strict=True)
+            errors = {index: error for index, error in found if error is not None}
         token_ids = self._choose(logits, rows)
         if raw is None:
             return SampledTokens(token_ids, errors=errors)
@@ -128,12 +133,6 @@ class Sampler:
         chosen = token_ids[to_device(with_logprobs, self._device)]
         logprobs = LogprobTensors(*self._sampling.logprobs(raw, chosen, int(num_top.max())), num_top.tolist())
         return SampledTokens(token_ids, logprobs, with_logprobs.tolist(), errors)
-
-    def _apply_masks(self, logits: torch.Tensor, rows: IntArray, features: FeatureArray) -> dict[int, str]:
-        masked = np.flatnonzero(features & SamplingFeature.MASK)
-        self._sampling.mask(logits, masked, self._masks.fill(rows[masked]))
-        errors = zip(masked.tolist(), map(self._masks.error, rows[masked].tolist()), strict=True)
-        return {index: error for index, error in errors if error is not None}
 
     def _mask_bad_words(self, logits: torch.Tensor, index: IntArray, rows: IntArray) -> None:
         words = [self._state.bad_words[row] for row in rows.tolist()]

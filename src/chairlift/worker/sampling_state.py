@@ -112,7 +112,11 @@ class SamplingState:
         self.min_p[row] = params.min_p
         self.penalties[:, row] = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
         self.min_tokens[row] = params.min_tokens
-        self.num_logprobs[row] = self._num_logprobs(new)
+        self.num_logprobs[row] = params.logprobs or 0
+        if params.use_beam_search:
+            # As many tokens that do not end a beam as there are beams, whichever tokens end it.
+            num_compared = max(params.n + len(new.stop_token_ids), params.logprobs or 0)
+            self.num_logprobs[row] = min(num_compared, self.vocab_size)
         self.num_prompt_logprobs[row] = params.prompt_logprobs or 0
         if params.logit_bias:
             self.bias[row] = (
@@ -127,14 +131,6 @@ class SamplingState:
         features = self._features(row, params)
         self.features[row] = features
         self.num_with_features += bool(features)
-
-    def _num_logprobs(self, new: NewRequest) -> int:
-        """The number of likely tokens to return. For a beam these are as many tokens that do not end it as there are
-        beams, whichever tokens end it."""
-        params = new.sampling_params
-        if not params.use_beam_search:
-            return params.logprobs or 0
-        return min(max(params.n + len(new.stop_token_ids), params.logprobs or 0), self.vocab_size)
 
     def parameters(self, positions: IntArray) -> SamplingParameters:
         """The arrays that the sampling kernels read; `positions` has the position of the next token by row."""
