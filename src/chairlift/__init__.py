@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 from chairlift.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from chairlift.config import EngineConfig
-    from chairlift.engine.async_llm import AsyncLLM
-    from chairlift.engine.llm import LLM
-    from chairlift.lora import LoRARequest
-    from chairlift.outputs import CompletionOutput, RequestOutput
-    from chairlift.sampling_params import SamplingParams
-    from chairlift.slo import SLO
-    from chairlift.structured_outputs import StructuredOutputs
+    from chairlift.config import EngineConfig as EngineConfig
+    from chairlift.engine.async_llm import AsyncLLM as AsyncLLM
+    from chairlift.engine.llm import LLM as LLM
+    from chairlift.lora import LoRARequest as LoRARequest
+    from chairlift.outputs import CompletionOutput as CompletionOutput
+    from chairlift.outputs import RequestOutput as RequestOutput
+    from chairlift.sampling_params import SamplingParams as SamplingParams
+    from chairlift.slo import SLO as SLO
+    from chairlift.structured_outputs import StructuredOutputs as StructuredOutputs
 
 _MODULES = {
     "AsyncLLM": "chairlift.engine.async_llm",
@@ -35,17 +36,7 @@ _MODULES = {
     "StructuredOutputs": "chairlift.structured_outputs",
 }
 
-__all__ = [
-    "LLM",
-    "SLO",
-    "AsyncLLM",
-    "CompletionOutput",
-    "EngineConfig",
-    "LoRARequest",
-    "RequestOutput",
-    "SamplingParams",
-    "StructuredOutputs",
-]
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

@@ -97,11 +97,9 @@ class SchedulerConfig:
     def event_fields(self) -> dict[str, Any]:
         """The fields of the event `EngineStarted` that these limits determine."""
         is_static, row_time = self.batching == "static", self.row_time
-        names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "scheduling_policy", "batching")
+        names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "scheduling_policy", "length_predictor")
         return {
-            **{name: getattr(self, name) for name in names},
-            "length_predictor": self.length_predictor,
-            "pacing_tokens_per_second": self.pacing_tokens_per_second,
+            **{name: getattr(self, name) for name in (*names, "batching", "pacing_tokens_per_second")},
             "static_batch_size": self.static_batch_size if is_static else None,
             "static_run_to": self.static_run_to if is_static else None,
             "step_time": None if self.step_time is None else asdict(self.step_time),

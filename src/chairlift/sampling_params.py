@@ -95,14 +95,21 @@ def _check_texts(name: str, texts: Sequence[str], limit: int) -> None:
             ) from None
 
 
-def _stop_strings(value: Any) -> tuple[str, ...]:
+def _items(name: str, value: Any, kind: str, limit: int) -> Sequence[Any]:
+    """The items of a list; None has none."""
     if value is None:
         return ()
-    strings = (value,) if isinstance(value, str) else value
-    if not isinstance(strings, Sequence) or not all(isinstance(s, str) for s in strings):
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise RequestError(f"{name} must be a list of {kind}, got {value!r:.100}", name)
+    if len(value) > limit:
+        raise RequestError(f"{name} must have at most {limit} {kind}, got {len(value)}", name)
+    return value
+
+
+def _stop_strings(value: Any) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else _items("stop", value, "strings", MAX_STOP_STRINGS)
+    if not all(isinstance(s, str) for s in strings):
         raise RequestError(f"stop must be a string or a list of strings, got {value!r:.100}", "stop")
-    if len(strings) > MAX_STOP_STRINGS:
-        raise RequestError(f"stop must have at most {MAX_STOP_STRINGS} strings, got {len(strings)}", "stop")
     if any(not s for s in strings):
         raise RequestError("stop must not contain an empty string, which would end every answer immediately", "stop")
     _check_texts("stop", strings, MAX_STOP_CHARACTERS)
@@ -110,13 +117,8 @@ def _stop_strings(value: Any) -> tuple[str, ...]:
 
 
 def _bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
-    if value is None:
-        return ()
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise RequestError(f"bad_words must be a list of strings, got {value!r:.100}", "bad_words")
-    if len(value) > MAX_BAD_WORDS:
-        raise RequestError(f"bad_words must have at most {MAX_BAD_WORDS} words, got {len(value)}", "bad_words")
-    words = tuple(word if isinstance(word, str) else _token_ids("bad_words", word) for word in value)
+    items = _items("bad_words", value, "strings", MAX_BAD_WORDS)
+    words = tuple(word if isinstance(word, str) else _token_ids("bad_words", word) for word in items)
     _check_texts("bad_words", [word for word in words if isinstance(word, str)], MAX_BAD_WORD_CHARACTERS)
     if not all(word.strip() if isinstance(word, str) else word for word in words):
         raise RequestError("bad_words must not contain an empty word or a word of spaces", "bad_words")
@@ -124,16 +126,11 @@ def _bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
 
 
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise RequestError(f"{name} must be a list of token ids, got {value!r:.100}", name)
-    if len(value) > MAX_TOKEN_IDS:
-        raise RequestError(f"{name} must have at most {MAX_TOKEN_IDS} token ids, got {len(value)}", name)
-    if (wrong := next((token for token in value if type(token) is not int), None)) is not None:
-        raise RequestError(f"{name} must be a list of token ids, got {wrong!r:.100} in it", name)
-    _integer(name, min(value, default=0), 0)
-    return tuple(value)
+    token_ids = tuple(_items(name, value, "token ids", MAX_TOKEN_IDS))
+    if wrong := [token for token in token_ids if type(token) is not int]:
+        raise RequestError(f"{name} must be a list of token ids, got {wrong[0]!r:.100} in it", name)
+    _integer(name, min(token_ids, default=0), 0)
+    return token_ids
 
 
 def _logit_bias(value: Any) -> dict[int, float]:
