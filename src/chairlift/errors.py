@@ -89,10 +89,3 @@ class EngineUnavailableError(EngineDeadError, OverloadedError):
 
     def __init__(self, message: str, public_message: str, retry_after: float) -> None:
         OverloadedError.__init__(self, message, retry_after, "engine_unavailable", public_message)
-
-
-def find_error(name: str) -> type[ChairliftError]:
-    """Return the class of errors with this name."""
-    found: type[ChairliftError] = globals()[name]
-    assert issubclass(found, ChairliftError)
-    return found

@@ -404,18 +404,12 @@ class InputProcessor:
             kept = beside_answer if params.truncate_prompt_tokens == -1 else params.truncate_prompt_tokens
             token_ids = token_ids[-kept:]
         if len(token_ids) > longest:
+            most, pool = f"at most {longest} fit with one output token", f", KV pool of {self.limits.max_slots} slots"
             if self.limits.is_pooling:
-                problem = (
-                    f"but the model computes at most {longest} (max_model_len={self.limits.max_model_len}). "
-                    f"{self._shorten}"
-                )
-            else:
-                problem = (
-                    f"but at most {longest} fit with one output token (max_model_len={self.limits.max_model_len}, "
-                    f"KV pool of {self.limits.max_slots} slots). {self._shorten}"
-                )
-            num_tokens = len(token_ids)
-            raise self.limits.context_error(f"{label} has {num_tokens} tokens, {problem}", param, num_tokens)
+                most, pool = f"the model computes at most {longest}", ""
+            num_tokens, limits = len(token_ids), f"max_model_len={self.limits.max_model_len}{pool}"
+            message = f"{label} has {num_tokens} tokens, but {most} ({limits}). {self._shorten}"
+            raise self.limits.context_error(message, param, num_tokens)
         if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
             raise RequestError(f"{label} contains a token id outside 0..{self._vocab_size - 1}", param)
         return token_ids

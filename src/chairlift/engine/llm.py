@@ -250,7 +250,7 @@ class LLM:
             core_ids: list[str] = []
             try:
                 for index, (prompt, params) in enumerate(zip(prompts, all_params, strict=True)):
-                    with _name_prompt(index):
+                    try:
                         processor.constraints.compile(params)
                         text, token_ids = encode(prompt, params)
                         params, now, lora_id = replace(params, is_streamed=False), core.now(), adapters[index]
@@ -259,6 +259,8 @@ class LLM:
                         core_ids += [request.request_id for request in requests]
                         for request in requests:
                             core.add(request.to_request())
+                    except RequestError as error:
+                        raise RequestError(f"prompt {index}: {error}", error.param) from None
                 answers = self._step_until_done(ids, use_tqdm)
             finally:
                 for core_id in self._processor.remove(core_ids):
@@ -324,15 +326,6 @@ def _defer_interrupts() -> Iterator[Callable[[], None]]:
         yield check
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def _name_prompt(index: int) -> Iterator[None]:
-    """Add the index of the prompt to the message of a RequestError."""
-    try:
-        yield
-    except RequestError as error:
-        raise RequestError(f"prompt {index}: {error}", error.param) from None
 
 
 def _type_error(name: str, accepted: str, value: object) -> RequestError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -146,18 +147,13 @@ def _completion(sequence: _Sequence, output: EngineCoreOutput) -> CompletionOutp
     completes one, however many tokens the output has."""
     if len(output.new_token_ids) == 1 or not sequence.group.params.stop:
         return _part(sequence, output)
-    parts = []
+    answer = _Answer()
     for single in _single_tokens(output):
-        parts.append(_part(sequence, single))
-        if parts[-1].finish_reason is not None:
+        part = _part(sequence, single)
+        answer.add(part)
+        if part.finish_reason is not None:
             break
-    logprobs = [entry for part in parts for entry in part.logprobs or ()]
-    return replace(
-        parts[-1],
-        text="".join(part.text for part in parts),
-        token_ids=[token for part in parts for token in part.token_ids],
-        logprobs=None if output.logprobs is None else logprobs,
-    )
+    return answer.build()
 
 
 def _single_tokens(output: EngineCoreOutput) -> Iterator[EngineCoreOutput]:
@@ -221,7 +217,7 @@ def _prompt_logprobs(group: _PromptGroup, output: EngineCoreOutput) -> list[Toke
 class _Answer:
     """The parts of one answer, which are joined once at the end."""
 
-    last: CompletionOutput
+    last: CompletionOutput | None = None
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
@@ -234,12 +230,16 @@ class _Answer:
             self.logprobs = self.logprobs or []
             self.logprobs += new.logprobs
 
+    def build(self) -> CompletionOutput:
+        assert self.last is not None
+        return replace(self.last, text="".join(self.texts), token_ids=self.token_ids, logprobs=self.logprobs)
+
 
 class AnswerBuilder:
     """Adds up the deltas of a request."""
 
     def __init__(self) -> None:
-        self._answers: dict[int, _Answer] = {}
+        self._answers: defaultdict[int, _Answer] = defaultdict(_Answer)
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._last: RequestOutput | None = None
         self._num_cached_tokens = 0
@@ -251,7 +251,7 @@ class AnswerBuilder:
         """Add a delta."""
         self._last = delta
         for new in delta.outputs:
-            self._answers.setdefault(new.index, _Answer(new)).add(new)
+            self._answers[new.index].add(new)
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs = self._prompt_logprobs or []
             self._prompt_logprobs += delta.prompt_logprobs
@@ -266,14 +266,10 @@ class AnswerBuilder:
         assert self._last is not None
         return replace(
             self._last,
-            outputs=[self._built(index) for index in sorted(self._answers)],
+            outputs=[answer.build() for _index, answer in sorted(self._answers.items())],
             prompt_logprobs=self._prompt_logprobs,
             num_cached_tokens=self._num_cached_tokens,
             num_preemptions=self._num_preemptions,
             times=self._times,
             stats=RequestStats.total(self._stats) if self._stats else None,
         )
-
-    def _built(self, index: int) -> CompletionOutput:
-        answer = self._answers[index]
-        return replace(answer.last, text="".join(answer.texts), token_ids=answer.token_ids, logprobs=answer.logprobs)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-
-class AdvanceBar(Protocol):
-    """A function that advances a progress bar by some steps, and sets the values of its columns."""
-
-    def __call__(self, steps: int = 1, /, **values: Any) -> None: ...
+AdvanceBar = Callable[..., None]
+"""Advances a progress bar by a number of steps (1 without an argument), and sets the values of its columns."""
 
 
 @contextmanager

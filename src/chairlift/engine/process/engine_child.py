@@ -16,12 +16,13 @@ from typing import Final
 
 import msgspec
 
+from chairlift import errors
 from chairlift.config import EngineConfig
 from chairlift.engine.process.engine_process import STACKS_FILE, EngineLaunch
 from chairlift.engine.process.watchdog import Watchdog, main_frame
 from chairlift.engine.process.wire import EngineReady, LogLine, StartFailed, open_front_link
 from chairlift.engine.served_engine import EngineFacts
-from chairlift.errors import ConfigError, EngineDeadError, find_error
+from chairlift.errors import ConfigError, EngineDeadError
 from chairlift.system.child_process import ChildProcess, python_command
 from chairlift.system.control_groups import ControlGroups
 from chairlift.system.memory_limits import limit_hint
@@ -159,7 +160,7 @@ def wait_for_facts(child: EngineChild, watchdog: Watchdog) -> EngineFacts:
                     raise EngineDeadError(f"the engine process did not connect within {CONNECT_SECONDS:g} s")
                 return facts
             case StartFailed(kind, text):
-                raise find_error(kind)(text)
+                raise vars(errors)[kind](text)
             case LogLine():
                 write_log_line(message)
             case None if not child.link.wait(GRACE_SECONDS):

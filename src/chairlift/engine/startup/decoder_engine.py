@@ -162,8 +162,7 @@ def measured_step_time(
         return None
     if loaded.step_time is None:
         timer = make_timer(loaded)
-        measured = measure_steps(timer.seconds_of, timer.longest)
-        loaded.step_time = None if measured is None else measured.step_time()
+        loaded.step_time = measure_steps(timer.seconds_of, timer.longest)
     return loaded.step_time
 
 

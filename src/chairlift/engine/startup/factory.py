@@ -41,23 +41,19 @@ class Engine(ServedEngine):
         core: EngineCore,
         loaded: LoadedModel,
         seed: int | None,
-        logs: Sequence[EventFile | TraceRecorder],
         adapter_loader: AdapterLoader,
-        block_stores: Sequence[DiskBlockStore] = (),
+        files: Sequence[EventFile | TraceRecorder | DiskBlockStore],
     ) -> None:
-        self._block_stores = block_stores
         super().__init__(facts, loaded.tokenizer, seed, loaded.grammars)
         self.core = core
         self.loaded = loaded
         self.adapter_loader = adapter_loader
-        self._logs = logs
+        self._files = files
 
     def close(self) -> None:
-        """Close the event log, the trace file and the prefix cache on disk."""
-        for store in self._block_stores:
-            store.close()
-        for log in self._logs:
-            log.close()
+        """Close the prefix cache on disk, the event log and the trace file."""
+        for file in self._files:
+            file.close()
 
 
 def build_engine(
@@ -109,7 +105,7 @@ def build_engine(
     on_add = None if recorder is None else recorder.on_add
     core = EngineCore(scheduler, executor, clock, STEPS_AHEAD[loaded.device.type], on_add)
     facts = _engine_facts(config, loaded, prepared, started, modules)
-    return Engine(facts, core, loaded, config.seed, logs, adapters, prepared.block_stores)
+    return Engine(facts, core, loaded, config.seed, adapters, [*prepared.block_stores, *logs])
 
 
 def _engine_started(config: EngineConfig, loaded: LoadedModel, prepared: PreparedEngine, now: float) -> EngineStarted:

@@ -63,6 +63,8 @@ class LoadedModel:
         planned_weights: the planned memory of its weights.
         pooling: how it computes vectors; None if it generates text.
         sampling_defaults: the sampling parameters of requests that do not set them.
+        grammars: the compiler of structured outputs; None if the model does not generate text, or there is no tokenizer
+            or EOS token.
     """
 
     engine_config: EngineConfig
@@ -76,20 +78,16 @@ class LoadedModel:
     planned_weights: list[MemoryItem]
     pooling: PoolingConfig | None
     sampling_defaults: SamplingDefaults
+    grammars: GrammarCompiler | None = None
 
     @property
     def name(self) -> str:
         return self.files.name
 
     @property
-    def grammars(self) -> GrammarCompiler | None:
-        """The compiler of structured outputs; None if the model does not generate text from a tokenizer."""
-        return None
-
-    @property
     def lora(self) -> LoraAdapters | None:
         """The LoRA adapters of the model; None if it has none."""
-        return None
+        return self.model.lora if isinstance(self.model, DecoderModel) else None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,7 +101,7 @@ class LoadedEncoder(LoadedModel):
 
 @dataclass(slots=True, kw_only=True)
 class LoadedDecoder(LoadedModel):
-    """A decoder with its KV memory, and its grammars, which are compiled at first use.
+    """A decoder with its KV memory.
 
     Only one of the engines over it may have unfinished requests, and prefixes that another one has cached in KV memory
     are lost.
@@ -122,22 +120,6 @@ class LoadedDecoder(LoadedModel):
     row_time: RowTime | None = None
     predictor_row_time: RowTime | None = None
     draft: LoadedDecoder | None = None
-    _grammars: GrammarCompiler | None = None
-
-    @property
-    def grammars(self) -> GrammarCompiler | None:
-        """The compiler of structured outputs; None if the engine has no tokenizer or the model no EOS token."""
-        tokenizer = self.tokenizer
-        if isinstance(tokenizer, NoTokenizer) or not self.config.eos_token_ids:
-            return None
-        if self._grammars is None:
-            vocab_size, eos_token_ids = self.config.vocab_size, self.config.eos_token_ids
-            self._grammars = GrammarCompiler(lambda: tokenizer, vocab_size, eos_token_ids)
-        return self._grammars
-
-    @property
-    def lora(self) -> LoraAdapters | None:
-        return self.model.lora
 
     def provide_kv_cache(self, plan: KVCachePlan, layout: KVLayout) -> None:
         """Allocate KV memory and recurrent states for the plan. Existing memory is kept if it has the same layout,
@@ -192,10 +174,11 @@ def load_model(config: EngineConfig) -> LoadedModel:
     source = model_config, _torch_dtype(choice.dtype), device
     weights: FileWeights | RandomWeights
     weights = RandomWeights(*source) if is_random else open_weights(files, *source)
-    tokenizer = _load_tokenizer(config, files, model_config)
+    tokenizer, grammars = _load_tokenizer(config, files, model_config), None
     if pooling is None and isinstance(tokenizer, Tokenizer):
         ends = add_turn_ends(model_config.eos_token_ids, tokenizer, files.name)
-        model_config = replace(model_config, eos_token_ids=ends)
+        model_config, text_tokenizer = replace(model_config, eos_token_ids=ends), tokenizer
+        grammars = GrammarCompiler(lambda: text_tokenizer, model_config.vocab_size, ends) if ends else None
     if pooling is not None and config.classifier_from_token is not None:
         pooling = replace(pooling, classifier_tokens=_classifier_tokens(config.classifier_from_token, tokenizer))
     formats = matrix_formats(None if is_random else files, model_config)
@@ -224,6 +207,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         planned_weights=planned,
         pooling=pooling,
         sampling_defaults=sampling,
+        grammars=grammars,
     )
 
 

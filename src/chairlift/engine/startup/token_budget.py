@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
@@ -43,39 +42,25 @@ SecondsOf = Callable[[int, int], float]
 """Runs a chunk with a number of tokens after a number of tokens of context, and returns its time."""
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredSteps:
-    """Measured times of steps with one chunk.
+def fit_step_time(measured: dict[int, float], context: int, per_pair: float) -> StepTime:
+    """The line through the two longest chunks, without the attention to their context.
 
-    Attributes:
-        seconds: by the number of tokens, in ascending order; at least one entry.
+    Args:
+        measured: seconds by the number of tokens of a chunk, in ascending order; at least one entry.
         context: number of tokens before these chunks.
         per_pair: seconds of attention for each token and each token of its context.
     """
-
-    seconds: dict[int, float]
-    context: int
-    per_pair: float = 0.0
-
-    def step_time(self) -> StepTime:
-        """The line through the two longest chunks, without the attention to their context."""
-        points = [(0, 0.0), *self.seconds.items()] if len(self.seconds) == 1 else list(self.seconds.items())
-        (shorter, below), (longest, seconds) = points[-2:]
-        slope = (seconds - below) / (longest - shorter)
-        # A measurement that was disturbed may be slower than a longer one, so each part is at least 0.
-        per_token = max(slope, 0.0)
-        fixed = max(seconds - per_token * longest, 0.0)
-        per_pair = min(self.per_pair, per_token / self.context) if self.context else self.per_pair
-        return StepTime(
-            fixed=fixed,
-            per_token=per_token - per_pair * self.context,
-            per_pair=per_pair,
-            decode_target=DECODE_TARGET_SECONDS,
-            prefill_target=PREFILL_TARGET_SECONDS,
-        )
+    (shorter, below), (longest, seconds) = [(0, 0.0), *measured.items()][-2:]
+    slope = (seconds - below) / (longest - shorter)
+    # A measurement that was disturbed may be slower than a longer one, so each part is at least 0.
+    per_token = max(slope, 0.0)
+    fixed = max(seconds - per_token * longest, 0.0)
+    per_pair = min(per_pair, per_token / context) if context else per_pair
+    per_token -= per_pair * context
+    return StepTime(fixed, per_token, per_pair, DECODE_TARGET_SECONDS, PREFILL_TARGET_SECONDS)
 
 
-def measure_steps(seconds_of: SecondsOf, longest: int) -> MeasuredSteps | None:
+def measure_steps(seconds_of: SecondsOf, longest: int) -> StepTime | None:
     """Time chunks of increasing length, the two shortest ones always, because two points define a line. Stop before a
     chunk whose estimated time would exceed MEASURING_SECONDS in total. Then time the second one after a
     long context.
@@ -84,31 +69,27 @@ def measure_steps(seconds_of: SecondsOf, longest: int) -> MeasuredSteps | None:
         longest: number of tokens of the longest chunk and its context.
 
     Returns:
-        The times; None if not even the shortest chunk fits.
+        The time of steps; None if not even the shortest chunk fits.
     """
     if longest < PROBES[0]:
         return None
     context = max(0, min(PROBE_CONTEXT, longest - PROBES[-1]))
-    times = MeasuredSteps({}, context)
+    times: dict[int, float] = {}
     spent = 0.0
     for num_tokens in (probe for probe in PROBES if probe + context <= longest):
-        if len(times.seconds) > 1:
-            estimate = RowTime(times.seconds).seconds(num_tokens)
+        if len(times) > 1:
+            estimate = RowTime(times).seconds(num_tokens)
             if spent + REPEATS * estimate > MEASURING_SECONDS:
                 break
         measured = [seconds_of(num_tokens, context) for _ in range(REPEATS)]
-        times.seconds[num_tokens] = min(measured)
+        times[num_tokens] = min(measured)
         spent += sum(measured)
-    return MeasuredSteps(times.seconds, context, _seconds_per_pair(seconds_of, times, longest))
-
-
-def _seconds_per_pair(seconds_of: SecondsOf, times: MeasuredSteps, longest: int) -> float:
-    num_tokens = PROBES[1]
-    context = min(LONG_CONTEXT, longest - num_tokens)
-    if num_tokens not in times.seconds or context < 2 * times.context + num_tokens:
-        return 0.0
-    seconds = min(seconds_of(num_tokens, context) for _ in range(REPEATS))
-    return max(seconds - times.seconds[num_tokens], 0.0) / (num_tokens * (context - times.context))
+    num_tokens, per_pair = PROBES[1], 0.0
+    long_context = min(LONG_CONTEXT, longest - num_tokens)
+    if num_tokens in times and long_context >= 2 * context + num_tokens:
+        seconds = min(seconds_of(num_tokens, long_context) for _ in range(REPEATS))
+        per_pair = max(seconds - times[num_tokens], 0.0) / (num_tokens * (long_context - context))
+    return fit_step_time(times, context, per_pair)
 
 
 def measure_rows(seconds_of: SecondsOf, longest: int, max_rows: int | None = None) -> RowTime | None:
