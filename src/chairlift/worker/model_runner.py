@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -50,17 +49,6 @@ class DraftRounds:
         self.rows: IntArray = np.cumsum(has_row).reshape(has_row.shape) - 1
 
 
-class SampledRound(NamedTuple):
-    """Tokens that were sampled at the same time.
-
-    Attributes:
-        positions: their requests, as positions in `PendingStep.request_ids`; empty in the first round, for all of them.
-    """
-
-    positions: list[int]
-    tokens: SampledTokens
-
-
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
     """Logprobs of prompt tokens of one step; a span is (request id, first position, number of entries)."""
@@ -90,7 +78,7 @@ class PendingStep:
 
     step: int
     request_ids: list[str]
-    rounds: list[SampledRound]
+    rounds: list[SampledTokens]
     prompt_logprobs: PromptLogprobs | None = None
     ready: torch.cuda.Event | None = None
     pooled: dict[str, bytes] = field(default_factory=dict)
@@ -216,7 +204,7 @@ class ModelRunner:
         if not pending.rounds:
             prompt_logprobs = prompt.records() if prompt else {}
             return ModelRunnerOutput(pending.step, {}, prompt_logprobs=prompt_logprobs, pooled=pending.pooled)
-        request_ids, sampled = pending.request_ids, pending.rounds[0].tokens
+        request_ids, sampled = pending.request_ids, pending.rounds[0]
         result = ModelRunnerOutput(
             step=pending.step,
             token_ids={rid: [token] for rid, token in zip(request_ids, sampled.token_ids.tolist(), strict=True)},
@@ -224,9 +212,9 @@ class ModelRunner:
             prompt_logprobs=prompt.records() if prompt else {},
             errors={request_ids[i]: error for i, error in sampled.errors.items()},
         )
-        for positions, tokens in pending.rounds[1:]:
+        for tokens in pending.rounds[1:]:
             records = tokens.logprob_records()
-            for i, (position, token) in enumerate(zip(positions, tokens.token_ids.tolist(), strict=True)):
+            for i, (position, token) in enumerate(zip(tokens.positions, tokens.token_ids.tolist(), strict=True)):
                 if i in tokens.errors:  # which the next step reports
                     continue
                 result.token_ids[request_ids[position]].append(token)
@@ -266,7 +254,7 @@ class ModelRunner:
 
     def _sample(
         self, batch: InputBatch, hidden: torch.Tensor, drafts: Mapping[str, list[int]]
-    ) -> tuple[list[str], list[SampledRound]]:
+    ) -> tuple[list[str], list[SampledTokens]]:
         """Sample for the requests whose last known token was computed, and append the tokens to their rows.
 
         The logits of padded rows are computed as well, as in a padded batch, and ignored.
@@ -274,7 +262,7 @@ class ModelRunner:
         if batch.is_decode:
             sampled = self._sampler.sample(self._model.logits(hidden), batch.rows)
             self._rows.append_sampled(batch.rows, sampled.token_ids)
-            return batch.request_ids, [SampledRound([], sampled)]
+            return batch.request_ids, [sampled]
         chosen = np.flatnonzero(batch.samples)
         padded = np.flatnonzero(batch.is_padded)
         if not len(chosen) and not len(padded):
@@ -293,7 +281,7 @@ class ModelRunner:
 
     def _verify(
         self, logits: torch.Tensor, rows: IntArray, rounds: DraftRounds, drafts: list[list[int]]
-    ) -> list[SampledRound]:
+    ) -> list[SampledTokens]:
         """Sample after the last known token of each row, and go on after each draft token that equals the token sampled
         before it.
 
@@ -302,11 +290,11 @@ class ModelRunner:
             rows: int64 [N].
             drafts: the draft tokens of each row.
         """
-        sampled = [SampledRound([], self._sampler.sample(logits[: len(rows)], rows))]
-        self._rows.append_sampled(rows, sampled[0].tokens.token_ids)
+        sampled = [self._sampler.sample(logits[: len(rows)], rows)]
+        self._rows.append_sampled(rows, sampled[0].token_ids)
         index = list(range(len(rows)))
         for position in range(1, rounds.num_rounds):
-            tokens = sampled[-1].tokens
+            tokens = sampled[-1]
             values = zip(index, tokens.token_ids.tolist(), strict=True)
             index = [
                 i
@@ -324,7 +312,7 @@ class ModelRunner:
             chosen = rows[index][valid]
             self._rows.advance(chosen, np.ones_like(chosen))
             self._rows.append_sampled(chosen, tokens.token_ids[valid])
-            sampled.append(SampledRound(index, tokens))
+            sampled.append(replace(tokens, positions=index))
         return sampled
 
     def _prompt_logprobs(self, batch: InputBatch, hidden: torch.Tensor) -> PromptLogprobs | None:
@@ -359,7 +347,7 @@ class ModelRunner:
         """Start the copies to the host; on the CPU nothing is copied."""
         if self._device.type != "cuda":
             return done
-        rounds = [SampledRound(sampled.positions, sampled.tokens.to_host()) for sampled in done.rounds]
+        rounds = [sampled.to_host() for sampled in done.rounds]
         prompt = done.prompt_logprobs and done.prompt_logprobs.to_host()
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record(torch.cuda.current_stream(self._device))

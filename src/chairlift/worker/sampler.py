@@ -56,12 +56,14 @@ class SampledTokens:
         token_ids: int64 [N], on the device.
         logprob_index: the ascending positions in the batch that `logprobs` describes.
         errors: position in the batch -> error of a request that cannot continue; its token is undefined.
+        positions: the requests, as positions in `PendingStep.request_ids`, if the tokens follow accepted draft tokens.
     """
 
     token_ids: torch.Tensor
     logprobs: LogprobTensors | None = None
     logprob_index: Sequence[int] = ()
     errors: dict[int, str] = field(default_factory=dict)
+    positions: Sequence[int] = ()
 
     def to_host(self) -> SampledTokens:
         """Start a copy to the host without waiting; it is complete when the device has finished its queued work."""

@@ -72,25 +72,16 @@ class TorchSampler:
         weights = weights_(logits, to_device(parameters.temperature[rows], device))
         top_k, top_p, min_p = parameters.top_k[rows], parameters.top_p[rows], parameters.min_p[rows]
         filtered = np.flatnonzero((top_k > 0) | (top_p < 1) | (min_p > 0))
-        if len(filtered) == len(rows):
-            self._filter(weights, rows)
-        elif len(filtered):
-            index = to_device(filtered, device)
-            weights[index] = self._filter(weights[index], rows[filtered])
+        if len(filtered):
+            index = None if len(filtered) == len(rows) else to_device(filtered, device)
+            part = weights if index is None else weights[index]
+            top_k, top_p, min_p = top_k[filtered], top_p[filtered], min_p[filtered]
+            limits = (to_device(each, device) for each in (top_k, top_p, min_p))
+            filter_(part, *limits, max_top_k=int(top_k.max()), any_top_p=bool((top_p < 1).any()))
+            if index is not None:
+                weights[index] = part
         uniforms = uniform(parameters.keys[rows], parameters.positions[rows])
         return draw(weights, to_device(uniforms, device))
-
-    def _filter(self, weights: torch.Tensor, rows: IntArray) -> torch.Tensor:
-        parameters, device = self._parameters, weights.device
-        top_k, top_p, min_p = parameters.top_k[rows], parameters.top_p[rows], parameters.min_p[rows]
-        return filter_(
-            weights,
-            to_device(top_k, device),
-            to_device(top_p, device),
-            to_device(min_p, device),
-            max_top_k=int(top_k.max()),
-            any_top_p=bool((top_p < 1).any()),
-        )
 
 
 def apply_penalties(

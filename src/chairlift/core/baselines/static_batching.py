@@ -95,16 +95,13 @@ class StaticBatching(RunningBatch):
             elif needed > num_available or not self.allocate_head(request):
                 reason = WaitReason.MEMORY
             if reason is not None:
-                self._blocked_head = request, reason, self._demand(request, needed, num_available)
+                # The demand of a worst case, out of the blocks that the worst cases of the members leave.
+                evictable, largest = (min(each, num_available) for each in self._kv.demand(request)[2:])
+                demand = MemoryDemand(needed, num_available, evictable, largest)
+                self._blocked_head = request, reason, demand
                 return
             num_available -= needed
             self.admit(self.waiting.pop(), plan)
-
-    def _demand(self, request: Request, needed: int, num_available: int) -> MemoryDemand:
-        """The demand of a worst case, out of the blocks that the worst cases of the members leave."""
-        current = self._kv.demand(request)
-        evictable, largest = min(current.evictable, num_available), min(current.largest, num_available)
-        return MemoryDemand(needed, num_available, evictable, largest)
 
     def _schedule_columns(self, plan: StepPlan) -> None:
         """Schedule the next columns of all rows: as many as the token budget allows, at least one."""

@@ -47,12 +47,15 @@ class KVGroups:
 
     def first_blocks(self, num_tokens: int) -> list[int]:
         """For each group the index of the first block that queries at position `num_tokens` or later read."""
-        return [0 if window is None else self._first_block(window, num_tokens) for window in self.windows]
+        firsts = (0 if window is None else max(0, num_tokens - window + 1) for window in self.windows)
+        return [first // self.block_size for first in firsts]
 
     def most_blocks(self, num_tokens: int) -> list[int]:
         """For each group the maximum number of blocks that a request holds at a time until it has `num_tokens`."""
-        total = self.num_blocks(num_tokens)
-        return [total if window is None else min(total, self._window_blocks(window)) for window in self.windows]
+        total, chunk = self.num_blocks(num_tokens), self.max_chunk - 1
+        # One block more, because the ends of a window and a chunk need not be borders of blocks.
+        windows = (total if window is None else self.num_blocks(window + chunk) + 1 for window in self.windows)
+        return [min(total, most) for most in windows]
 
     def max_tokens(self, num_blocks: int, limit: int) -> int:
         """The maximum number of tokens of one request for which a pool of `num_blocks` has enough blocks.
@@ -89,13 +92,6 @@ class KVGroups:
             [NO_BLOCK] * first + [block for column in found[first:length] if (block := column[group]) is not None]
             for group, first in enumerate(self.first_blocks(length * self.block_size))
         ]
-
-    def _first_block(self, window: int, num_tokens: int) -> int:
-        return max(0, num_tokens - window + 1) // self.block_size
-
-    def _window_blocks(self, window: int) -> int:
-        """The blocks of a window and a chunk, whose ends need not be borders of blocks."""
-        return self.num_blocks(window - 1 + self.max_chunk) + 1
 
 
 def held_blocks(tables: Sequence[Sequence[int]]) -> list[int]:

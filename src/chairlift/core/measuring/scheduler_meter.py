@@ -18,24 +18,6 @@ from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, SchedulerOutp
 from chairlift.request import Request, WaitReason
 
 
-def _output_fields(output: SchedulerOutput, result: ModelRunnerOutput, forked: dict[str, list[int]]) -> dict[str, Any]:
-    """The fields of a `Step` event that the input and the result of the executor determine."""
-    scheduled, padding = output.num_scheduled_tokens, output.num_padding_tokens
-    has_drafts = output.draft_token_ids or output.num_draft_tokens
-    return {
-        "step": output.step,
-        "request_ids": list(scheduled),
-        "num_scheduled": list(scheduled.values()),
-        "num_new": [len(result.token_ids.get(request_id, ())) for request_id in scheduled],
-        "admitted": [new.request_id for new in output.new_requests],
-        "blocks_swapped_out": len(output.swapped_out),
-        "blocks_swapped_in": len(output.swapped_in),
-        "num_padding": [padding.get(request_id, 0) for request_id in scheduled] if padding else [],
-        "num_draft": [output.num_drafts(request_id) for request_id in scheduled] if has_drafts else [],
-        "new_blocks": _new_blocks(output, forked),
-    }
-
-
 def _new_blocks(output: SchedulerOutput, forked: dict[str, list[int]]) -> dict[str, list[int]]:
     """The blocks that each request receives in the step, in all groups of layers, and before it by a fork."""
     blocks = forked | {new.request_id: held_blocks(new.block_ids) for new in output.new_requests}
@@ -252,7 +234,23 @@ class SchedulerMeter:
         """Emit the event of the oldest step, whose result is processed; `finished` are the requests that it ended."""
         if self._events is not None:
             output, forked, planned = self._steps.popleft()
-            step = Step(time=now, finished=finished, **planned, **_output_fields(output, result, forked))
+            scheduled, padding = output.num_scheduled_tokens, output.num_padding_tokens
+            has_drafts = output.draft_token_ids or output.num_draft_tokens
+            step = Step(
+                time=now,
+                finished=finished,
+                step=output.step,
+                request_ids=list(scheduled),
+                num_scheduled=list(scheduled.values()),
+                num_new=[len(result.token_ids.get(request_id, ())) for request_id in scheduled],
+                admitted=[new.request_id for new in output.new_requests],
+                blocks_swapped_out=len(output.swapped_out),
+                blocks_swapped_in=len(output.swapped_in),
+                num_padding=[padding.get(request_id, 0) for request_id in scheduled] if padding else [],
+                num_draft=[output.num_drafts(request_id) for request_id in scheduled] if has_drafts else [],
+                new_blocks=_new_blocks(output, forked),
+                **planned,
+            )
             self._events.emit(step)
             changes = self._kv.index_changes
             if changes is not None and (taken := changes.take()) is not None:

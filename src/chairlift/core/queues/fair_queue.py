@@ -58,14 +58,12 @@ class FairQueue(RequestQueue):
     def push(self, request: Request) -> None:
         tenant = request.tenant
         if tenant not in self._queues:
-            self._counters[tenant] = max(self.counter(tenant), self._smallest_counter())
+            # Those that wait or are served elsewhere; the one that was removed last, if there are none.
+            last = () if self._last_tenant is None else (self._last_tenant,)
+            others = self._queues.keys() | self._served_elsewhere or last
+            self._counters[tenant] = max(self.counter(tenant), min(map(self.counter, others), default=0.0))
             self._queues[tenant] = PriorityQueue()
         self._queues[tenant].push(request)
-
-    def _smallest_counter(self) -> float:
-        """Of the tenants that wait or are served elsewhere; of the one that was removed last, if there are none."""
-        last = () if self._last_tenant is None else (self._last_tenant,)
-        return min(map(self.counter, self._queues.keys() | self._served_elsewhere or last), default=0.0)
 
     def peek(self) -> Request | None:
         heads = (queue.peek() for queue in self._queues.values())
