@@ -89,12 +89,17 @@ class StructuredOutputs:
             )
         if self.json is not None:
             object.__setattr__(self, "json", _schema_text(self.json))
-        for name, limit in (("regex", MAX_REGEX_BYTES), ("grammar", MAX_GRAMMAR_BYTES)):
+        limits = {"regex": MAX_REGEX_BYTES, "grammar": MAX_GRAMMAR_BYTES, "whitespace_pattern": MAX_REGEX_BYTES}
+        for name, limit in limits.items():
             if getattr(self, name) is not None:
                 _check_text(name, getattr(self, name), limit)
         if self.choice is not None:
             object.__setattr__(self, "choice", _choices(self.choice))
-        self._check_whitespace(self.kind)
+        if self.whitespace_pattern is not None and self.disable_any_whitespace:
+            _reject("whitespace_pattern", "cannot be combined with disable_any_whitespace: remove one of them")
+        for name in WHITESPACE:
+            if getattr(self, name) and self.kind not in ("json", "json_object"):
+                _reject(name, f"needs json or json_object, got {self.kind}: remove {name}")
         if self.reasoning is not None and not isinstance(self.reasoning, Reasoning):
             _reject("reasoning", f"must be a Reasoning record, got {self.reasoning!r:.100}")
 
@@ -102,15 +107,6 @@ class StructuredOutputs:
     def kind(self) -> str:
         """The name of the field that is set; `calls` if no other is."""
         return next((name for name in KINDS if getattr(self, name) not in (None, False)), "calls")
-
-    def _check_whitespace(self, kind: str) -> None:
-        if self.whitespace_pattern is not None:
-            _check_text("whitespace_pattern", self.whitespace_pattern, MAX_REGEX_BYTES)
-            if self.disable_any_whitespace:
-                _reject("whitespace_pattern", "cannot be combined with disable_any_whitespace: remove one of them")
-        for name in WHITESPACE:
-            if getattr(self, name) and kind not in ("json", "json_object"):
-                _reject(name, f"needs json or json_object, got {kind}: remove {name}")
 
 
 def _reject(name: str, reason: str) -> NoReturn:

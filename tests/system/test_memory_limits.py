@@ -12,7 +12,7 @@ import pytest
 
 from chairlift.config import EngineConfig
 from chairlift.engine.process import engine_process
-from chairlift.engine.process.wire import StartFailed
+from chairlift.engine.process.wire import EngineFailed
 from chairlift.errors import ConfigError
 from chairlift.system import memory_limits
 from chairlift.system.memory_limits import check_address_space, describe_out_of_memory, is_out_of_memory
@@ -123,6 +123,6 @@ def test_an_engine_process_that_cannot_start_sends_one_message(
     with caplog.at_level(logging.DEBUG):
         assert run(EngineConfig(), link) == 1
     (message,) = link.sent
-    assert isinstance(message, StartFailed)
+    assert isinstance(message, EngineFailed)
     assert message.message.startswith(f"the engine cannot start: out of memory ({error}): free memory")
     assert not caplog.records

@@ -325,6 +325,8 @@ class InputProcessor:
         max_tokens = default if params.max_tokens is None else params.max_tokens
         is_forced = params.ignore_eos and not params.stop and not params.stop_token_ids
         self._num_made += 1
+        if (seed := params.seed) is None:
+            seed = secrets.randbits(SEED_BITS) if self._seed is None else self._seed + self._num_made * REQUEST_STRIDE
         core_id = f"{request_id}~{self._id_prefix}{self._num_made}"
         first = EngineRequest(
             request_id=core_id,
@@ -332,7 +334,7 @@ class InputProcessor:
             sampling_params=params if params.use_beam_search else replace(params, n=1),
             max_tokens=max_tokens,
             stop_token_ids=sorted(stop_token_ids),
-            seed=self._default_seed() if params.seed is None else params.seed % (1 << SEED_BITS),
+            seed=seed % (1 << SEED_BITS),
             arrival_time=arrival_time,
             priority=priority,
             output_len=max_tokens if is_forced else None,
@@ -351,11 +353,6 @@ class InputProcessor:
             seed=(first.seed + index * SIBLING_STRIDE) % (1 << SEED_BITS),
             leader_id=first.request_id,
         )
-
-    def _default_seed(self) -> int:
-        if self._seed is None:
-            return secrets.randbits(SEED_BITS)
-        return (self._seed + self._num_made * REQUEST_STRIDE) % (1 << SEED_BITS)
 
     def _check_lengths(self, params: SamplingParams, num_prompt_tokens: int, max_output: int, default: int) -> None:
         if params.max_tokens is not None and params.max_tokens > max_output:

@@ -13,7 +13,7 @@ import pytest
 from chairlift import EngineConfig
 from chairlift.engine.process.engine_child import EngineChild, wait_for_facts
 from chairlift.engine.process.watchdog import Watchdog
-from chairlift.engine.process.wire import StartFailed
+from chairlift.engine.process.wire import EngineFailed
 from chairlift.errors import ConfigError
 from chairlift.system.child_process import ChildProcess
 from chairlift.system.control_groups import ControlGroups
@@ -72,8 +72,8 @@ class EndingChild:
         self.link = self
         self.has_exited = False
 
-    def receive(self) -> StartFailed | None:
-        return StartFailed("ConfigError", "the reason") if self.has_exited else None
+    def receive(self) -> EngineFailed | None:
+        return EngineFailed("the reason", "ConfigError") if self.has_exited else None
 
     def wait(self, _seconds: float) -> bool:
         self.has_exited = True

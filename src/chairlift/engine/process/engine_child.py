@@ -20,7 +20,7 @@ from chairlift import errors
 from chairlift.config import EngineConfig
 from chairlift.engine.process.engine_process import STACKS_FILE, EngineLaunch
 from chairlift.engine.process.watchdog import Watchdog, main_frame
-from chairlift.engine.process.wire import EngineReady, LogLine, StartFailed, open_front_link
+from chairlift.engine.process.wire import EngineFailed, EngineReady, LogLine, open_front_link
 from chairlift.engine.served_engine import EngineFacts
 from chairlift.errors import ConfigError, EngineDeadError
 from chairlift.system.child_process import ChildProcess, python_command
@@ -159,7 +159,7 @@ def wait_for_facts(child: EngineChild, watchdog: Watchdog) -> EngineFacts:
                 if not child.link.has_receiver(CONNECT_SECONDS):
                     raise EngineDeadError(f"the engine process did not connect within {CONNECT_SECONDS:g} s")
                 return facts
-            case StartFailed(kind, text):
+            case EngineFailed(text, kind):
                 raise vars(errors)[kind](text)
             case LogLine():
                 write_log_line(message)

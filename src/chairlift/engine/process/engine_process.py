@@ -36,7 +36,6 @@ from chairlift.engine.process.wire import (
     Link,
     LogLine,
     RequestsStarted,
-    StartFailed,
     StepResult,
     open_engine_link,
     pack_events,
@@ -171,14 +170,14 @@ def run(config: EngineConfig, link: Link[Command], turn: AbstractContextManager[
     try:
         engine = _build(config, front_end, turn)
     except ChairliftError as error:
-        link.send(StartFailed(type(error).__name__, str(error)))
+        link.send(EngineFailed(str(error), type(error).__name__))
         return 2
     except BaseException as error:
         if is_out_of_memory(error):
-            link.send(StartFailed("EngineDeadError", f"the engine cannot start: {describe_out_of_memory(error)}"))
+            link.send(EngineFailed(f"the engine cannot start: {describe_out_of_memory(error)}"))
             return 1
         logger.exception("the engine could not be started")
-        link.send(StartFailed("EngineDeadError", f"the engine could not be started: {error!r}"))
+        link.send(EngineFailed(f"the engine could not be started: {error!r}"))
         return 1
     try:
         grammars = engine.loaded.grammars

@@ -31,7 +31,6 @@ from chairlift.engine.process.wire import (
     EngineReady,
     LogLine,
     RequestsStarted,
-    StartFailed,
     StepResult,
     ToFront,
     unpack_events,
@@ -218,7 +217,13 @@ class ProcessClient(EngineClient):
     def _dispatch(self, message: ToFront) -> None:
         match message:
             case StepResult():
-                self._handle_result(message)
+                self._watchdog.record_progress()
+                self._last_step = self.now()
+                if message.events:
+                    self.events.publish(unpack_events(message.events))
+                if outputs := message.outputs:
+                    self._in_flight.remove(output.request_id for output in outputs if output.finish_reason is not None)
+                    self._on_outputs(outputs)
             case RequestsStarted(request_ids):
                 self._in_flight.mark_started(request_ids)
             case AdapterResult():
@@ -233,18 +238,9 @@ class ProcessClient(EngineClient):
                 self._child.kill()
             case EngineReady():
                 self._resume(self._child)
-            case EngineFailed(text) | StartFailed(_, text):
+            case EngineFailed(text):
                 self._failure = text
                 self._loop.call_later(STOP_SECONDS, self._child.kill)  # in case it does not exit
-
-    def _handle_result(self, result: StepResult) -> None:
-        self._watchdog.record_progress()
-        self._last_step = self.now()
-        if result.events:
-            self.events.publish(unpack_events(result.events))
-        if result.outputs:
-            self._in_flight.remove(output.request_id for output in result.outputs if output.finish_reason is not None)
-            self._on_outputs(result.outputs)
 
     # -- failure and restart ---------------------------------------------------------------------------------------
 

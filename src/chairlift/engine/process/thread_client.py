@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from functools import partial
 
 from chairlift.config import EngineConfig
 from chairlift.engine.process.client import EngineClient
-from chairlift.engine.process.commands import AdapterResult, Command, Stop
+from chairlift.engine.process.commands import Command, Stop
 from chairlift.engine.process.core_loop import CoreLoop
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.errors import EngineDeadError, Failure
@@ -53,8 +54,9 @@ class ThreadClient(EngineClient):
 
     def _run(self) -> None:
         try:
+            reply = partial(self._call_on_loop, self._on_adapter_result)
             loader = self.engine.adapter_loader
-            CoreLoop(self.engine.core, self._take, self._deliver, adapters=loader, reply=self._reply).run()
+            CoreLoop(self.engine.core, self._take, self._deliver, adapters=loader, reply=reply).run()
         except BaseException as error:
             failure = self.last_failure = Failure(repr(error))
             logger.exception("the engine died: %s", failure)
@@ -73,6 +75,3 @@ class ThreadClient(EngineClient):
         self._last_step = self.now()
         if outputs:
             self._call_on_loop(self._on_outputs, outputs)
-
-    def _reply(self, result: AdapterResult) -> None:
-        self._call_on_loop(self._on_adapter_result, result)

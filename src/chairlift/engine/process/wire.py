@@ -1,7 +1,7 @@
 """The messages between a front end and an engine process: records in msgpack, one socket for each direction.
 
 front end  --commands (see commands.py)----------------------------------------------------->  engine
-           <--EngineReady, StartFailed, LogLine, RequestsStarted, StepResult, AdapterResult, EngineFailed--
+           <--EngineReady, LogLine, RequestsStarted, StepResult, AdapterResult, EngineFailed---------------
 """
 
 from __future__ import annotations
@@ -29,13 +29,6 @@ class EngineReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     facts: EngineFacts
 
 
-class StartFailed(msgspec.Struct, frozen=True, array_like=True, tag="start_failed"):
-    """Message to the front end: the engine could not be built. `kind` is the name of a class in `chairlift.errors`."""
-
-    kind: str
-    message: str
-
-
 class LogLine(msgspec.Struct, frozen=True, array_like=True, tag="log_line"):
     """Message to the front end: a line of the engine's log."""
 
@@ -58,12 +51,14 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="step_result"
 
 
 class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="engine_failed"):
-    """Message to the front end: a step raised an error, and the engine process exits."""
+    """Message to the front end: the engine could not be built, or a step raised an error, and the process exits. `kind`
+    is the name of a class in `chairlift.errors`."""
 
     message: str
+    kind: str = "EngineDeadError"
 
 
-ToFront = EngineReady | StartFailed | LogLine | RequestsStarted | StepResult | AdapterResult | EngineFailed
+ToFront = EngineReady | LogLine | RequestsStarted | StepResult | AdapterResult | EngineFailed
 
 _EVENT_DECODERS: Final = {name: msgspec.msgpack.Decoder(kind) for name, kind in EVENT_TYPES.items()}
 

@@ -166,7 +166,10 @@ def load_model(config: EngineConfig) -> LoadedModel:
     config.check_files()
     files = resolve_model(config.model, accept_terms=config.accept_terms)
     model_config, pooling = read_pooling(config, files, load_config(files, needs_predictor=config.needs_predictor))
-    device = _device(config.device)
+    if config.device_type == "cuda" and not torch.cuda.is_available():
+        found = f"this build of torch ({torch.__version__}) finds no CUDA device"
+        raise ConfigError(f"device={config.device}: {found}; use cpu")
+    device = torch.device(config.device)
     sampling = load_sampling_defaults(files, config.generation_config, config.override_generation_config)
     choice = choose_kernels(config, model_config.dtype, is_pooling=pooling is not None)
     num_callers = set_threads(config.num_threads, choice)
@@ -174,7 +177,9 @@ def load_model(config: EngineConfig) -> LoadedModel:
     source = model_config, _torch_dtype(choice.dtype), device
     weights: FileWeights | RandomWeights
     weights = RandomWeights(*source) if is_random else open_weights(files, *source)
-    tokenizer, grammars = _load_tokenizer(config, files, model_config), None
+    tokenizer, grammars = NoTokenizer() if config.skip_tokenizer_init else load_tokenizer(files), None
+    if isinstance(tokenizer, Tokenizer):
+        tokenizer.check_vocabulary(files.name, model_config.vocab_size)
     if pooling is None and isinstance(tokenizer, Tokenizer):
         ends = add_turn_ends(model_config.eos_token_ids, tokenizer, files.name)
         model_config, text_tokenizer = replace(model_config, eos_token_ids=ends), tokenizer
@@ -265,14 +270,6 @@ def _build(
     return model
 
 
-def _load_tokenizer(config: EngineConfig, files: ModelFiles, model_config: ModelConfig) -> Tokenizer | NoTokenizer:
-    if config.skip_tokenizer_init:
-        return NoTokenizer()
-    tokenizer = load_tokenizer(files)
-    tokenizer.check_vocabulary(files.name, model_config.vocab_size)
-    return tokenizer
-
-
 def _classifier_tokens(texts: Sequence[str], tokenizer: Tokenizer | NoTokenizer) -> tuple[int, int]:
     """The ids of two tokens.
 
@@ -329,12 +326,6 @@ def _kv_cache_too_large(plan: KVCachePlan, why: str) -> ConfigError:
     return ConfigError(
         f"the KV pool of {plan.num_blocks} blocks takes {format_memory(plan.num_bytes)}, {why}: lower {option}"
     )
-
-
-def _device(name: str) -> torch.device:
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device={name}: this build of torch ({torch.__version__}) finds no CUDA device; use cpu")
-    return torch.device(name)
 
 
 def _torch_dtype(name: str) -> torch.dtype:

@@ -65,7 +65,11 @@ def plan_required_memory(
         config = _encoder_config(config, common, files.name)
     model_config, pooling = read_pooling(config, files, model_config)
     formats = matrix_formats(files, model_config)
-    draft = _planned_draft(config)
+    draft = None
+    if (speculative := config.speculative) is not None and speculative.model is not None:
+        draft_files = resolve_model(speculative.model, accept_terms=config.accept_terms)
+        draft_model = load_config(draft_files)
+        draft = PlannedDraft(draft_config(config, speculative), draft_model, matrix_formats(draft_files, draft_model))
     close_gguf()
 
     def planned(config: EngineConfig) -> MemoryPlan:
@@ -85,14 +89,6 @@ def plan_required_memory(
         config = replace(config, kv_cache_memory_bytes=plan.kv_bytes)
         plan = planned(config)  # Checkpoints may use all of a budget that is given.
     return config, RequiredMemory(total(plan.weights), total(plan.activations), plan.pool.num_bytes)
-
-
-def _planned_draft(config: EngineConfig) -> PlannedDraft | None:
-    if (speculative := config.speculative) is None or speculative.model is None:
-        return None
-    files = resolve_model(speculative.model, accept_terms=config.accept_terms)
-    model_config = load_config(files)
-    return PlannedDraft(draft_config(config, speculative), model_config, matrix_formats(files, model_config))
 
 
 def _encoder_config(config: EngineConfig, common: EngineConfig, name: str) -> EngineConfig:
