@@ -248,6 +248,20 @@ def test_tiles_add_bfloat16_products_in_the_order_of_the_instruction(isa: str) -
     assert torch.equal(multiply(pack("bf16", weight), x, Prologue("none")), expected)
 
 
+def test_few_rows_of_bfloat16_have_the_bits_of_many(isa: str) -> None:
+    """Denormal products, sums and operands too, which are zero in tiles."""
+    torch.manual_seed(0)
+    x = torch.randn(19, 96) * torch.logspace(-20, -17, 19)[:, None]
+    weight = torch.randn(40, 96) * torch.logspace(-21, -18, 40)[:, None]
+    x[:, ::7], weight[:, ::7] = 1e-39, 1.0
+    assert ((x @ weight.T).abs() < torch.finfo(torch.float32).tiny).any()
+    matrix = pack("bf16", weight)
+    whole = multiply(matrix, x, Prologue("none"))
+    for num_rows in (1, 2, 3):
+        parts = [multiply(matrix, part.contiguous(), Prologue("none")) for part in x.split(num_rows)]
+        assert torch.equal(torch.cat(parts), whole)
+
+
 # -- packing ---------------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@
 namespace chairlift::CHAIRLIFT_ISA {
 
 static_assert(kLanes == kTileRows, "a vector is a line of sums");
-constexpr int kMinTiledRows = 4;  // fewer rows of int8 are multiplied by vectors, whose speed is that of memory
+constexpr int kMinTiledRows = 4;  // fewer rows are multiplied by vectors, whose speed is that of memory
 
 // The sums of a block.
 struct alignas(64) TileSums {
@@ -131,13 +131,100 @@ static inline void sum_blocks_in_order(const StripeTask& task, const Finish& fin
 
 // --- bfloat16 -------------------------------------------------------------------------------------------------------
 
-template <bool kBothStripes>
+template <int kStripes>
+static void put_sums(const StripeTask& task, const TileSums& sums, int first, int num_rows) {
+  for (int m = 0; m < num_rows; ++m)
+    for (int s = 0; s < kStripes; ++s)
+      put(task, first + m, s * kStripe, load(reinterpret_cast<const float*>(sums.bytes[s][m])));
+}
+
+template <int kStripes>
 static void multiply_bf16_tiles(const StripeTask& task) {
-  sum_blocks_in_order<true, kBothStripes>(task, [&](const ActivationBlock&, const TileSums& sums, int first, int num_rows) {
-    for (int m = 0; m < num_rows; ++m)
-      for (int s = 0; s < task.num_stripes; ++s)
-        put(task, first + m, s * kStripe, load(reinterpret_cast<const float*>(sums.bytes[s][m])));
-  });
+  sum_blocks_in_order<true, kStripes == 2>(
+      task, [&](const ActivationBlock&, const TileSums& sums, int first, int num_rows) {
+        put_sums<kStripes>(task, sums, first, num_rows);
+      });
+}
+
+// Denormal operands and results of vectors are zero while it exists, as those of products of tiles always are.
+class FlushedDenormals {
+ public:
+  FlushedDenormals() : saved_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(saved_ | kFlushResults | kZeroOperands); }
+  ~FlushedDenormals() { __builtin_ia32_ldmxcsr(saved_); }
+  FlushedDenormals(const FlushedDenormals&) = delete;
+
+ private:
+  static constexpr unsigned kFlushResults = 1u << 15, kZeroOperands = 1u << 6;
+  const unsigned saved_;
+};
+
+// Adds the products of one tile of inputs of kRows rows with the operations of Tiles::dot_bf16.
+template <int kRows, int kStripes>
+static CHAIRLIFT_INLINE void add_few_pairs(const StripeTask& task, const uint8_t* x, const uint8_t* w,
+                                           F (&sums)[kStripes][kRows]) {
+  F even[kStripes][kRows], odd[kStripes][kRows];
+#pragma GCC unroll 2
+  for (int s = 0; s < kStripes; ++s)
+#pragma GCC unroll 4
+    for (int m = 0; m < kRows; ++m) even[s][m] = odd[s][m] = zero();
+#pragma GCC unroll 16
+  for (int i = 0; i < kTileRowBytes; i += 4, w += kTileRowBytes) {
+    I weights[kStripes];
+#pragma GCC unroll 2
+    for (int s = 0; s < kStripes; ++s) weights[s] = iload(w + s * task.stripe_bytes);
+#pragma GCC unroll 4
+    for (int m = 0; m < kRows; ++m) {
+      const I pair = broadcast4(x + m * kTileRowBytes + i);
+#pragma GCC unroll 2
+      for (int s = 0; s < kStripes; ++s) {
+        even[s][m] = fma(even_bf16(pair), even_bf16(weights[s]), even[s][m]);
+        odd[s][m] = fma(odd_bf16(pair), odd_bf16(weights[s]), odd[s][m]);
+      }
+    }
+  }
+#pragma GCC unroll 2
+  for (int s = 0; s < kStripes; ++s)
+#pragma GCC unroll 4
+    for (int m = 0; m < kRows; ++m) sums[s][m] = add(sums[s][m], add(even[s][m], odd[s][m]));
+}
+
+// Not inlined, because compilers move float operations across the change of their mode.
+template <int kRows, int kStripes>
+__attribute__((noinline)) static void sum_few_bf16(const StripeTask& task, TileSums& to) {
+  const auto* x = static_cast<const uint8_t*>(task.blocks->values);
+  const uint8_t* w = task.stripe;
+  Ahead ahead(task);
+  F sums[kStripes][kRows];
+  for (int s = 0; s < kStripes; ++s)
+    for (int m = 0; m < kRows; ++m) sums[s][m] = zero();
+  for (int64_t k = 0; k < task.padded_inputs; k += kTileBf16Inputs, x += kBlockTileBytes, w += kTileBytes) {
+    ahead.prefetch_part();
+    add_few_pairs(task, x, w, sums);
+  }
+  for (int s = 0; s < kStripes; ++s)
+    for (int m = 0; m < kRows; ++m) store(reinterpret_cast<float*>(to.bytes[s][m]), sums[s][m]);
+}
+
+// The product of fewer than kMinTiledRows rows, with the bits of tiles.
+template <int kRows, int kStripes>
+static void multiply_few_bf16(const StripeTask& task) {
+  TileSums sums;
+  {
+    const FlushedDenormals flushed;
+    sum_few_bf16<kRows, kStripes>(task, sums);
+  }
+  put_sums<kStripes>(task, sums, 0, kRows);
+}
+
+template <int kStripes>
+static void multiply_bf16_rows(const StripeTask& task) {
+  static_assert(kMinTiledRows == 4);
+  switch (task.num_rows) {
+    case 1: return multiply_few_bf16<1, kStripes>(task);
+    case 2: return multiply_few_bf16<2, kStripes>(task);
+    case 3: return multiply_few_bf16<3, kStripes>(task);
+    default: return multiply_bf16_tiles<kStripes>(task);
+  }
 }
 
 // --- int8 -----------------------------------------------------------------------------------------------------------
@@ -236,7 +323,7 @@ static void multiply_tiled_int8(const StripeTask& task) {
 }
 
 static void multiply_tiled_bf16(const StripeTask& task) {
-  task.num_stripes == 1 ? multiply_bf16_tiles<false>(task) : multiply_bf16_tiles<true>(task);
+  task.num_stripes == 1 ? multiply_bf16_rows<1>(task) : multiply_bf16_rows<kTiledStripes>(task);
 }
 
 // Lets blocks of rows share the weights in the caches.
