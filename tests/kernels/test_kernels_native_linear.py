@@ -24,6 +24,7 @@ from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.formats import ROUNDED
 from chairlift.kernels.interface import Prologue
 from chairlift.kernels.kernel_set import KernelsUnavailableError
+from chairlift.kernels.row_buffers import rows_of
 from chairlift.kernels.weight_formats import BLOCKS, BYTES_PER_INPUT, FLOATS, GROUPED, SUPER_BLOCK, ZERO_POINTS
 from chairlift.loading.block_rows import decode_rows
 from ggml_blocks import HALVES, random_blocks, random_rows
@@ -260,6 +261,24 @@ def test_few_rows_of_bfloat16_have_the_bits_of_many(isa: str) -> None:
     for num_rows in (1, 2, 3):
         parts = [multiply(matrix, part.contiguous(), Prologue("none")) for part in x.split(num_rows)]
         assert torch.equal(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 40])
+def test_layers_of_one_call_have_the_bits_of_their_own(isa: str, num_rows: int) -> None:
+    """Inputs and outputs are parts of rows, and all but the first input are of one matrix."""
+    torch.manual_seed(0)
+    layers = [NATIVE.FusedLinear([pack(name, torch.randn(40, 64))]) for name in ("int8", "q8_0", "bf16", "q8_0", "f32")]
+    x, out = torch.randn(num_rows, 4 * 64), torch.full((num_rows, 5 * 48), 7.0)
+    xs = [torch.randn(num_rows, 64), *x.chunk(4, dim=1)]
+    parts = [part[:, :40] for part in out.chunk(5, dim=1)]
+    NATIVE.multiply_each(layers, [rows_of(part) for part in xs], [rows_of(part) for part in parts], num_rows)
+    for layer, part, found in zip(layers, xs, parts, strict=True):
+        expected = torch.empty(num_rows, 40)
+        layer(*rows_of(part), num_rows, *rows_of(expected), False)
+        assert torch.equal(found, expected)
+    assert all((part[:, 40:] == 7).all() for part in out.chunk(5, dim=1))
+    with pytest.raises(ValueError, match="same number of entries"):
+        NATIVE.multiply_each(layers, [rows_of(x)], [rows_of(part) for part in parts], num_rows)
 
 
 # -- packing ---------------------------------------------------------------------------------------------------------

@@ -79,6 +79,12 @@ class ComposedLinear:
         return y if residual is None else residual.add_(y)
 
 
+def call_each(layers: Sequence[LinearKernel], xs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+    """Write layer(x) of each layer to its `out`; see `Kernels.call_each`."""
+    for layer, x, out in zip(layers, xs, outs, strict=True):
+        layer(x, out=out)
+
+
 FeedForwardKernel = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """(x [T, in], a residual [T, in] or None) -> the network of x, plus the residual, which the caller gives up."""
 
@@ -186,6 +192,7 @@ class Kernels:
         make_linear: (matrix, bias [out] or None, prologue) -> x [T, in], residual -> [T, out].
         add_lora: (a layer of make_linear, its prologue, adapters) -> the layer with the adapters of the rows.
         make_feed_forward: (up, down), whose prologue is the activation -> the network of both.
+        call_each: (layers, xs, outs), writes layer(x) [T, out] of small layers that do not depend on each other.
         make_residual_sum: (after, of_sum, multiplier, scale) -> the sum of the residual stream and a branch; the
             prologues are norms or none.
         make_mixture: (mixture) -> x [T, in] -> [T, in]. The next call may overwrite the result.
@@ -210,6 +217,7 @@ class Kernels:
     gate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     attention: Callable[[AttentionShape], AttentionBackend[Any]]
     make_feed_forward: Callable[[LinearKernel, LinearKernel], FeedForwardKernel] = compose_feed_forward
+    call_each: Callable[[Sequence[LinearKernel], Sequence[torch.Tensor], Sequence[torch.Tensor]], None] = call_each
     new_rows: Callable[[torch.Tensor, str, int], torch.Tensor] = _new_rows
     notes: Callable[[], list[str]] = list
     run_layers: Callable[[Sequence[Layer], torch.Tensor, StepContext], torch.Tensor] = run_in_order

@@ -46,6 +46,9 @@ class LayerBuilder:
     Args:
         backends: the backend of each attention shape.
         lora: the adapters of the layers; None if the model has none.
+
+    Attributes:
+        new_rows, call_each: those of `Kernels`.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class LayerBuilder:
         self.backends = backends
         self.ropes = list(config.ropes)
         self._kernels = kernels
+        self.new_rows, self.call_each = kernels.new_rows, kernels.call_each
         self._lora = lora
         self._loaded_norms: set[str] = set()
 
@@ -101,10 +105,6 @@ class LayerBuilder:
             None if bias is None else self._vector(bias, router.num_experts),
         )
         return self._kernels.make_mixture(loaded)
-
-    def new_rows(self, x: torch.Tensor, purpose: str, width: int) -> torch.Tensor:
-        """See `Kernels.new_rows`."""
-        return self._kernels.new_rows(x, purpose, width)
 
     def gate(self, spec: MatrixSpec, norm: NormSpec | None) -> Gate:
         """Load the projection of the rows after `norm` whose sigmoid multiplies other rows."""
@@ -304,6 +304,7 @@ class LatentAttention(Attention):
         self._keys, self._values = (
             [builder.linear(matrices.of_expert(head)) for head in heads] for matrices in (latent.keys, latent.values)
         )
+        self._call_each = builder.call_each
         self._key_norm = builder.norm_of_rows(latent.key_norm)
         self._new_rows = builder.new_rows
         self._rotary_dim = spec.rope.num_dims(spec.head_dim)
@@ -311,21 +312,20 @@ class LatentAttention(Attention):
 
     def _project(self, x: torch.Tensor) -> torch.Tensor:
         rows = self._new_rows(x, "query and key of the latent", self._row_size)
-        heads, rotated_dims = rows.chunk(len(self._keys) + 1, dim=1), self._rotary_dim
+        *heads, key_rows = rows.chunk(len(self._keys) + 1, dim=1)
+        rotated_dims = self._rotary_dim
         inner = x if self._query_in is None else self._query_in(x)
-        queries = self._queries(inner).chunk(len(self._keys), dim=1)
-        for head, query, rotated, keys in zip(heads, queries, self._rotated_queries, self._keys, strict=False):
-            rotated(inner, out=head[:, :rotated_dims])
-            keys(query, out=head[:, rotated_dims:])
-        key = self._qkv(x, out=heads[-1])
+        queries = self._queries(inner).chunk(len(heads), dim=1)
+        outs = [*(head[:, :rotated_dims] for head in heads), *(head[:, rotated_dims:] for head in heads)]
+        self._call_each([*self._rotated_queries, *self._keys], [*[inner] * len(heads), *queries], outs)
+        key = self._qkv(x, out=key_rows)
         _norm_in_place(self._key_norm, key[:, rotated_dims:])
         return rows
 
     def _output_rows(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         rows = self._new_rows(x, "values of the latent", len(self._values) * self._value_size)
         heads, parts = (each.chunk(len(self._values), dim=1) for each in (attended, rows))
-        for values, head, part in zip(self._values, heads, parts, strict=True):
-            values(head[:, self._rotary_dim :], out=part)
+        self._call_each(self._values, [head[:, self._rotary_dim :] for head in heads], parts)
         return rows
 
 

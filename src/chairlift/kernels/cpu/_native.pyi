@@ -258,6 +258,22 @@ class FusedLinear:
             ValueError: The layers do not fit, see `can_feed`.
         """
 
+def multiply_each(
+    layers: Sequence[FusedLinear], inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], num_rows: int
+) -> None:
+    """
+    Compute layers that do not depend on each other, each on one thread.
+
+    Args:
+        layers: One or more layers.
+        inputs: For each layer the address of x, as in `FusedLinear`, and the distance between its rows in floats.
+        outputs: The same of out, which is overwritten.
+        num_rows: The number of rows of every layer.
+
+    Raises:
+        ValueError: The numbers of layers, inputs and outputs differ, or are zero.
+    """
+
 class Norm:
     """
     A norm of rows, or none.

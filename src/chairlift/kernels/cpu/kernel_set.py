@@ -35,6 +35,7 @@ from chairlift.kernels.interface import (
     Mixture,
     Prologue,
     RowKernel,
+    call_each,
     compose_feed_forward,
 )
 from chairlift.kernels.lora import AdaptedLinear, LoraBatch, LoraLayer
@@ -66,6 +67,7 @@ def native_kernels(quantization: str | None = None) -> Kernels:
         make_linear=maker.make_linear,
         add_lora=maker.add_lora,
         make_feed_forward=make_feed_forward,
+        call_each=native_call_each,
         make_residual_sum=NativeResidualSum,
         make_mixture=maker.make_mixture,
         make_recurrence=partial(NativeRecurrence, buffers=maker.buffers, states=maker.states),
@@ -118,6 +120,15 @@ def make_feed_forward(up: LinearKernel, down: LinearKernel) -> FeedForwardKernel
     if isinstance(up, NativeLinear) and isinstance(down, NativeLinear) and up.kernel.can_feed(down.kernel):
         return partial(NativeLinear.feed, up, down)
     return compose_feed_forward(up, down)
+
+
+def native_call_each(layers: Sequence[LinearKernel], xs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+    """Write layer(x) of each layer to its `out`, in one native call if all layers are native."""
+    kernels = [layer.kernel for layer in layers if isinstance(layer, NativeLinear)]
+    if len(kernels) < len(layers):
+        call_each(layers, xs, outs)
+    else:
+        native.multiply_each(kernels, [rows_of(x) for x in xs], [rows_of(out) for out in outs], len(xs[0]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,6 +1,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -83,6 +84,21 @@ void feed(const Linear& up, const Linear& down, uintptr_t x, int64_t x_stride, i
               inner_stride, out = reinterpret_cast<float*>(out), out_stride, add](const Linear* next) {
     up.feed(down, x, x_stride, rows, inner, inner_stride, out, out_stride, add, next);
   });
+}
+
+using Rows = std::pair<uintptr_t, int64_t>;  // an address and the distance between rows
+
+void each(const std::vector<const Linear*>& layers, const std::vector<Rows>& inputs, const std::vector<Rows>& outputs,
+          int64_t num_rows) {
+  if (layers.empty() || inputs.size() != layers.size() || outputs.size() != layers.size())
+    throw std::invalid_argument("layers, inputs and outputs must have the same number of entries, at least one");
+  std::vector<Linear::Part> parts;
+  for (size_t i = 0; i < layers.size(); ++i)
+    parts.push_back({layers[i], reinterpret_cast<const float*>(inputs[i].first), inputs[i].second,
+                     reinterpret_cast<float*>(outputs[i].first), outputs[i].second});
+  Linear::each(parts, num_rows);
+  if (Tape* tape = Tape::recording())
+    tape->add_mixture(*layers[0], [parts, num_rows](const Tape::Step&) { Linear::each(parts, num_rows); });
 }
 
 }  // namespace
@@ -235,6 +251,18 @@ Args:
 
 Raises:
     ValueError: The layers do not fit, see `can_feed`.)");
+  m.def("multiply_each", &each, nb::arg("layers"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("num_rows"),
+        nb::call_guard<nb::gil_scoped_release>(),
+        R"(Compute layers that do not depend on each other, each on one thread.
+
+Args:
+    layers: One or more layers.
+    inputs: For each layer the address of x, as in `FusedLinear`, and the distance between its rows in floats.
+    outputs: The same of out, which is overwritten.
+    num_rows: The number of rows of every layer.
+
+Raises:
+    ValueError: The numbers of layers, inputs and outputs differ, or are zero.)");
 }
 
 }  // namespace chairlift

@@ -603,9 +603,20 @@ void Linear::feed(const Linear& down, const float* x, int64_t x_stride, int64_t 
   down.run({inner, inner_stride, rows, out, out_stride, add, nullptr, nullptr, nullptr, false, between}, next);
 }
 
+void Linear::each(const std::vector<Part>& parts, int64_t rows) {
+  Pool& pool = Pool::get();
+  const auto num_parts = static_cast<int64_t>(parts.size());
+  pool.run(num_parts, [&](int64_t index, int worker) {
+    const Part& part = parts[static_cast<size_t>(index)];
+    const int64_t later = index + pool.num_threads();  // the part that this thread probably computes after this one
+    const Linear* const next = later < num_parts ? parts[static_cast<size_t>(later)].layer : nullptr;
+    part.layer->run({part.x, part.x_stride, rows, part.out, part.out_stride, false, nullptr}, next, worker);
+  });
+}
+
 // A few rows are prepared by every thread separately, because waiting for another thread would take as long. More rows
-// are divided among the threads, in memory of the calling thread.
-void Linear::run(const Call& call, const Linear* next) const {
+// are divided among the threads, in memory of the calling thread. worker: the only thread, within a job of the pool.
+void Linear::run(const Call& call, const Linear* next, int worker) const {
   thread_local ReusableMemory shared;
   const int64_t rows = call.rows;
   if (rows <= 0) return;
@@ -624,13 +635,13 @@ void Linear::run(const Call& call, const Linear* next) const {
   const size_t output_bytes = call.fed ? static_cast<size_t>(output_rows * layout.kernel.tile_stripes * kStripe * 8) : 0;
   const size_t scratch_bytes = prepare_bytes + activation_bytes + tile_bytes + output_bytes;
   Pool& pool = Pool::get();
-  Ranges tiles(pool, tiling.num_tiles);
+  Ranges tiles(pool, tiling.num_tiles, worker == kAllThreads ? pool.num_threads() : 1);
   const bool has_channels = is_shared && layout.has_channels();
   SharedTasks preparations(divide_up(rows, layout.rows_at_once)), choices(has_channels);
   SharedTasks merges(layout.is_tiled() ? layout.num_blocks : 0);
-  pool.run(tiles.count(), [&](int64_t range, int worker) {
+  const auto run_range = [&](int64_t range, int its_worker) {
     // Allocation may throw, so it precedes the wait for other threads.
-    auto* const scratch = static_cast<uint8_t*>(pool.scratch(worker, scratch_bytes));
+    auto* const scratch = static_cast<uint8_t*>(pool.scratch(its_worker, scratch_bytes));
     const Activations activations =
         call.prepared ? *call.prepared : layout.in(is_shared ? memory : scratch + prepare_bytes);
     const auto prepare_rows = [&](int64_t i) { prepare(call, activations, i * layout.rows_at_once, scratch); };
@@ -654,7 +665,9 @@ void Linear::run(const Call& call, const Linear* next) const {
       multiply(call, activations, tiling, tile, ahead, tile_memory, reinterpret_cast<float*>(tile_memory + tile_bytes));
     });
     if (layout.kernel.end) layout.kernel.end();
-  });
+  };
+  if (worker == kAllThreads) pool.run(tiles.count(), run_range);
+  else run_range(0, worker);
 }
 
 }  // namespace chairlift

@@ -41,6 +41,17 @@ class Linear {
   void feed(const Linear& down, const float* x, int64_t x_stride, int64_t rows, float* inner, int64_t inner_stride, float* out,
             int64_t out_stride, bool add, const Linear* next = nullptr, const int32_t* row_ids = nullptr) const;
 
+  // A layer with its input and output, which are those of operator().
+  struct Part {
+    const Linear* layer;
+    const float* x;
+    int64_t x_stride;
+    float* out;
+    int64_t out_stride;
+  };
+  // Computes layers that do not depend on each other, each on one thread: threads wait for each other once, not for each layer.
+  static void each(const std::vector<Part>& parts, int64_t rows);
+
  private:
   struct Activations;
   struct Call;
@@ -48,6 +59,7 @@ class Linear {
   struct Stripes;
   struct Tiling;
   struct PrefetchRange;
+  static constexpr int kAllThreads = -1;
   Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vector<float> bias, Prologue prologue, Norm norm);
   void prepare(const Call& call, const Activations& activations, int64_t first, uint8_t* scratch) const;
   void merge_outliers(const Call& call, const Activations& activations, int64_t block, uint8_t* scratch) const;
@@ -57,7 +69,7 @@ class Linear {
                 const PrefetchRange& next, uint8_t* scratch, float* outputs) const;
   void multiply_stripes(const Product& product, const Activations& activations, int64_t first_block, int64_t last_block,
                         uint8_t* scratch) const;
-  void run(const Call& call, const Linear* next) const;
+  void run(const Call& call, const Linear* next, int worker = kAllThreads) const;
   int64_t num_stripe_tiles(int64_t at_once) const;
   Stripes stripes_of(int64_t index, int64_t at_once) const;
   Stripes gate_of(int64_t index, int64_t at_once) const;

@@ -87,8 +87,9 @@ class Pool {
 // and its caller constructs them.
 class Ranges {
  public:
-  Ranges(const Pool& pool, int64_t num_tasks)
-      : pool_(pool), num_tasks_(num_tasks), count_(num_tasks < pool.num_threads() ? num_tasks : pool.num_threads()) {
+  Ranges(const Pool& pool, int64_t num_tasks) : Ranges(pool, num_tasks, pool.num_threads()) {}
+  Ranges(const Pool& pool, int64_t num_tasks, int num_threads)
+      : pool_(pool), num_tasks_(num_tasks), count_(num_tasks < num_threads ? num_tasks : num_threads) {
     for (int64_t i = 0; i < count_; ++i) next_[i].task.store(first(i), std::memory_order_relaxed);
   }
 
