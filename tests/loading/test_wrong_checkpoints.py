@@ -156,7 +156,7 @@ CASES: dict[str, Wrong] = {
     "architecture with a similar name": Wrong(
         change(architectures=["Olm4ForCausalLM"]),
         r"\['Olm4ForCausalLM'\], which is not supported; use a model",
-        "whose architecture is supported: Bert.*, Ernie4_5ForCausalLM, ",
+        "whose architecture is supported: Arcee.*, Ernie4_5ForCausalLM, ",
     ),
     "architecture with another first word after GPT": Wrong(
         change(architectures=["GPT2LMHeadModel"]),
@@ -236,14 +236,14 @@ CASES: dict[str, Wrong] = {
         r"1 tensors are not declared by the llama architecture \(llama\): model\.layers\.0\.self_attn\.sinks",
         "use a checkpoint without them",
     ),
-    "no tokenizer": Wrong(remove("tokenizer.json"), r"tokenizer\.json: is missing", "convert it with transformers"),
+    "no tokenizer": Wrong(remove("tokenizer.json"), r"tokenizer\.json: is missing", "Convert the slow tokenizer"),
     "too large a tokenizer": Wrong(
         change(vocab_size=250), "the tokenizer has 256 tokens, but the embedding has only 250", "use the tokenizer that"
     ),
     "GGUF, architecture of a known family": Wrong(
         convert_to_architecture("gemma3n"),
         r"general\.architecture is 'gemma3n', which is not supported; the nearest supported architecture is gemma3;",
-        "use a model whose architecture is supported: deepseek2, ernie4_5, ",
+        "use a model whose architecture is supported: arcee, .*, deepseek2, ernie4_5, ",
     ),
     "GGUF, architecture of another family": Wrong(
         convert_to_architecture("rwkv7"), r"general\.architecture is 'rwkv7'", "supported: .*gemma2, gemma3"

@@ -190,7 +190,7 @@ def test_layers_of_a_gguf_file_are_those_of_the_same_folder() -> None:
         ({"feed_forward_length": [0, 9]}, r"feed_forward_length must hold a number for each of 4 layers, got \[0, 9\]"),
         ({"nextn_predict_layers": 1}, "nextn_predict_layers is 1, which is not supported"),
         ({"ssm.time_step_rank": 111}, r"ssm.group_count \(8\) must divide ssm.time_step_rank \(111\)"),
-        ({"attention.layer_norm_epsilon": None}, "layer_norm_rms_epsilon must be a number above 0"),
+        ({"attention.layer_norm_epsilon": None}, "layer_norm_rms_epsilon is missing"),
     ],
 )
 def test_errors_name_the_key_of_a_gguf_file(changes: dict[str, Any], message: str) -> None:

@@ -241,7 +241,7 @@ def test_gguf_rope_factors() -> None:
         ({"llama__attention__head_count_kv": 3}, ["llama.attention.head_count (4)", "attention.head_count_kv (3)"]),
         ({"llama__rope__dimension_count": 8}, ["llama.rope.dimension_count", "8"]),
         ({"llama__attention__head_count_kv": [2, 1]}, ["llama.attention.head_count_kv", "[2, 1]"]),
-        ({"llama__vocab_size": None}, ["llama.vocab_size", "tokens"]),
+        ({"llama__vocab_size": None}, ["llama.vocab_size", "missing"]),
     ],
 )
 def test_gguf_errors_name_file_key_and_value(changes: dict[str, Any], names: list[str]) -> None:

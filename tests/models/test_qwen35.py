@@ -214,7 +214,7 @@ def test_errors_name_the_field(changes: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"ssm.time_step_rank": 24}, r"ssm.time_step_rank \(24\) must be a multiple of .*ssm.group_count \(16\)"),
+        ({"ssm.time_step_rank": 8}, r"ssm.time_step_rank \(8\) must be a multiple of .*ssm.group_count \(16\)"),
         ({"ssm.inner_size": 4100}, r"ssm.inner_size \(4100\) must be a multiple of .*ssm.time_step_rank \(32\)"),
         ({"full_attention_interval": 40}, r"full_attention_interval \(40\) leaves no layer with attention"),
         ({"attention.recurrent_layers": [True] * 31}, "recurrent_layers must hold the type of each of 32 layers"),

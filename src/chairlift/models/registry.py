@@ -17,8 +17,9 @@ from typing import Any, Final
 from chairlift.errors import ModelLoadError
 from chairlift.models import architectures
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.reading.architecture import Architecture, GGUFHeader, HFReader
+from chairlift.models.reading.architecture import Architecture, HFReader
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, shortened, unique
+from chairlift.models.reading.gguf_header import GGUFHeader
 from chairlift.models.reading.nearest_names import describe_unsupported
 from chairlift.models.reading.neutral_fields import NEUTRAL_GGUF, NEUTRAL_HF, is_harmless
 from chairlift.models.reading.quantization_fields import read_quantization
@@ -150,14 +151,15 @@ def read_gguf_config(
     general = ConfigFields(metadata, source, "general.")
     tokens = ConfigFields(metadata, source, "tokenizer.ggml.")
     name, architecture = find_gguf_architecture(metadata, source=source)
-    header = GGUFHeader(name, ConfigFields(metadata, source, f"{name}."), tokens, tensor_names, rope_factors or {})
+    header = GGUFHeader(metadata, source, name, tensor_names, rope_factors or {})
     bos = tokens.token_ids("bos_token_id")
     read = replace(
         architecture.gguf_readers[name](header),
+        name=name,
         architecture=architecture.name,
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=unique(*(tokens.token_ids(key) for key in GGUF_END_KEYS)),
         dtype=GGUF_FILE_TYPES.get(general.integer("file_type", 0, low=0), "float16"),
     )
-    _check_undeclared(header.fields, name, NEUTRAL_GGUF)
+    _check_undeclared(header, name, NEUTRAL_GGUF)
     return read

@@ -10,16 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from chairlift.models.architectures.exaone4 import read_windows
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
-from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.reading.architecture import Architecture, GGUFHeader, StoredName
+from chairlift.models.reading.architecture import Architecture, StoredName
 from chairlift.models.reading.config_fields import ConfigFields
-from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes, read_gguf_windows
+from chairlift.models.reading.gguf_header import GGUF_NAMES
+from chairlift.models.reading.layer_fields import read_windows
 from chairlift.models.reading.llama_sizes import LlamaSizes, NormNames
-
-PATTERN: Final = 4
-"""In GGUF files, which do not contain it: every n-th layer has no window."""
 
 FIXED: Final = {
     "use_qk_norm": False,
@@ -36,40 +32,27 @@ IGNORED: Final = ("layer_switch", "use_embedding_sharing", "use_parallel_embeddi
 
 
 class CohereConfigReader(LlamaConfigReader):
-    """The reader of the `config.json` of one model type."""
+    """The reader of one model type."""
 
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
         for key, value in FIXED.items():
             fields.allow_only(key, value, f"the only supported value is {value!r}")
         fields.ignore(*IGNORED)
-        return _complete(super().read_sizes(fields), fields.number("logit_scale", 0.0625))
-
-
-def _complete(sizes: LlamaSizes, logit_scale: float) -> LlamaSizes:
-    """Return the sizes with what all models have in common. Layers without a window have no rotary embedding."""
-    sizes = replace(
-        sizes,
-        norms=NormNames(before_mlp="input_layernorm"),
-        norm_kind="layer_norm",
-        is_parallel=True,
-        logits_multiplier=logit_scale,
-    )
-    return sizes.with_layer_ropes(sizes.rope, None) if sizes.sliding_windows else sizes
+        sizes = replace(
+            super().read_sizes(fields),
+            norms=NormNames(before_mlp="input_layernorm"),
+            norm_kind="layer_norm",
+            is_parallel=True,
+            logits_multiplier=fields.number("logit_scale", 0.0625),
+        )
+        # Layers without a window have no rotary embedding.
+        return sizes.with_layer_ropes(sizes.rope, None) if sizes.sliding_windows else sizes
 
 
 def _windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
-    if fields.is_null("sliding_window"):
+    if fields.window(4096) is None:
         raise fields.error("sliding_window", "is null, but layers with a rotary embedding must have a window")
-    return read_windows(fields, layers)
-
-
-def read_cohere_gguf(header: GGUFHeader) -> ModelConfig:
-    """Read the metadata of a GGUF file."""
-    fields, sizes = header.fields, read_gguf_sizes(header, eps_key="attention.layer_norm_epsilon")
-    if header.name == "cohere2":
-        window = fields.integer("attention.sliding_window")
-        sizes = replace(sizes, sliding_windows=read_gguf_windows(fields, sizes.num_layers, window, PATTERN))
-    return _complete(sizes, fields.number("logit_scale")).declare()
+    return read_windows(fields, layers, pattern=4, default=4096)
 
 
 _READER: Final = CohereConfigReader(
@@ -80,13 +63,12 @@ _READER: Final = CohereConfigReader(
     defaults={"layer_norm_eps": 1e-5, "tie_word_embeddings": True},
 )
 
+_READER2: Final = replace(_READER, name="cohere2", windows=_windows, default_theta=10_000.0)
+
 COHERE: Final = Architecture(
     name="cohere",
-    hf_readers={
-        "CohereForCausalLM": _READER,
-        "Cohere2ForCausalLM": replace(_READER, name="cohere2", windows=_windows, default_theta=10_000.0),
-    },
-    gguf_readers={"command-r": read_cohere_gguf, "cohere2": read_cohere_gguf},
+    hf_readers={"CohereForCausalLM": _READER, "Cohere2ForCausalLM": _READER2},
+    gguf_readers={"command-r": _READER, "cohere2": _READER2},
     gguf_names=GGUF_NAMES,
     gguf_interleaved=frozenset(("command-r", "cohere2")),
     stacked_names={

@@ -17,12 +17,12 @@ from chairlift.models.declaration.feed_forward_spec import declare_network
 from chairlift.models.declaration.layer_spec import LayerSpec
 from chairlift.models.declaration.matrix_spec import ATTENTION, MatrixSpec, NormSpec, StoredRows
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.reading.architecture import Architecture, GGUFHeader
+from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields, shortened
-from chairlift.models.reading.expert_fields import SIGMOID_GATING, SOFTMAX_GATING
-from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
+from chairlift.models.reading.expert_fields import SIGMOID_GATING, SOFTMAX_GATING, read_experts
+from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
-from chairlift.models.reading.rope_fields import yarn_attention_factor
+from chairlift.models.reading.rope_fields import read_gguf_rope, yarn_attention_factor
 
 SUM_EPS: Final = 1e-20
 """See ExpertRouting."""
@@ -145,22 +145,22 @@ def _yarn_scale(rope: RopeConfig, log_multiplier: float) -> float:
     return 1.0 if rope.scaling != "yarn" else yarn_attention_factor(rope.factor, log_multiplier) ** 2
 
 
-# -- config.json -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class DeepseekConfigReader(LlamaConfigReader):
-    """The reader of the `config.json` of one model type.
+    """The reader of one model type.
 
     Attributes:
         has_sigmoid: whether experts are chosen as in DeepSeek-V3.
         num_dense_layers: the number of first layers without experts, in files that do not contain it.
     """
 
+    has_latent: bool = True
     has_sigmoid: bool = True
     num_dense_layers: int = 0
 
     def __call__(self, fields: ConfigFields) -> ModelConfig:
+        if isinstance(fields, GGUFHeader):
+            return self._read_gguf(fields)
         rotary = fields.integer("qk_rope_head_dim", high=4096)
         fields.set_defaults({"head_dim": rotary})
         sizes = self.read_sizes(fields)
@@ -174,20 +174,54 @@ class DeepseekConfigReader(LlamaConfigReader):
         scaling = fields.mapping("rope_parameters") or fields.mapping("rope_scaling")
         multiplier = None if scaling is None else scaling.get("mscale_all_dim")
         factor = 1.0 if scaling is None or not multiplier else _yarn_scale(sizes.rope, scaling.number("mscale_all_dim"))
-        experts = self.read_experts(fields, sizes.num_layers)
         return DeepseekSizes(
-            replace(sizes, experts=experts, attention_scale=factor * (plain + rotary) ** -0.5),
+            replace(sizes, attention_scale=factor * (plain + rotary) ** -0.5),
             query_rank=None if fields.get("q_lora_rank") is None else fields.integer("q_lora_rank"),
             key_rank=fields.integer("kv_lora_rank"),
             plain_dim=plain,
             rotary_dim=rotary,
             value_dim=fields.integer("v_head_dim"),
-            shared_size=read_shared_size(fields, experts),
+            shared_size=read_shared_size(fields, sizes),
             is_interleaved=fields.flag("rope_interleave", True),
             num_unread_layers=fields.integer("num_nextn_predict_layers", 0, low=0),
         ).declare()
 
-    def read_experts(self, fields: ConfigFields, layers: int) -> ExpertSizes:
+    def _read_gguf(self, header: GGUFHeader) -> ModelConfig:
+        """Read the metadata of a GGUF file. Newer files have the sizes of heads in keys that end in `_mla`."""
+        sizes = self.read_sizes(header)
+        suffix = "_mla" if header.get("attention.key_length_mla") is not None else ""
+        rotary, rank = header.integer("rope.dimension_count"), header.integer("attention.kv_lora_rank")
+        plain = header.integer(f"attention.key_length{suffix}", low=rotary + 1) - rotary
+        if suffix:
+            for key, size in (("attention.key_length", rank + rotary), ("attention.value_length", rank)):
+                header.allow_only(key, size, f"attention.kv_lora_rank and rope.dimension_count require {size}")
+        scale, rope = (plain + rotary) ** -0.5, sizes.rope
+        if rope.scaling == "yarn" and header.get("rope.scaling.yarn_log_multiplier"):
+            # The converter to GGUF multiplies by 0.1 in this architecture only, as llama.cpp's deepseek2.cpp says.
+            scale *= _yarn_scale(rope, 10 * header.number("rope.scaling.yarn_log_multiplier"))
+            rope = replace(rope, attention_factor=1.0)
+        return DeepseekSizes(
+            replace(sizes, rope=rope, attention_scale=scale),
+            query_rank=header.integer("attention.q_lora_rank", 0, low=0) or None,
+            key_rank=rank,
+            plain_dim=plain,
+            rotary_dim=rotary,
+            value_dim=header.integer(f"attention.value_length{suffix}"),
+            shared_size=read_shared_size(header, sizes),
+            has_split_heads="blk.0.attn_k_b.weight" in header.tensor_names,
+        ).declare()
+
+    def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
+        sizes = super().read_sizes(fields)
+        if isinstance(fields, GGUFHeader):
+            further = fields.integer("num_nextn_predict_layers", 0, low=0, high=sizes.num_layers - 1)
+            return replace(sizes, experts=_read_gguf_experts(fields, sizes), num_layers=sizes.num_layers - further)
+        return replace(sizes, experts=self._read_experts(fields, sizes.num_layers))
+
+    def _rope(self, fields: ConfigFields) -> RopeConfig:
+        return read_gguf_rope(fields, is_partial=True) if isinstance(fields, GGUFHeader) else super()._rope(fields)
+
+    def _read_experts(self, fields: ConfigFields, layers: int) -> ExpertSizes:
         count = fields.integer("n_routed_experts")
         methods, scoring = (_V3_METHODS, "sigmoid") if self.has_sigmoid else (_V2_METHODS, "softmax")
         method = fields.choice("topk_method", methods, methods[0])
@@ -206,7 +240,7 @@ class DeepseekConfigReader(LlamaConfigReader):
         if method == "greedy":
             fields.ignore("n_group", "topk_group")  # They have no effect.
         else:
-            routing = _with_groups(routing, fields, count, "n_group", "topk_group")
+            routing = _with_groups(routing, fields, count)
         names = NAMES if self.has_sigmoid else ExpertNames()
         dense = self._read_dense_layers(fields, layers)
         return ExpertSizes(count, fields.integer("moe_intermediate_size"), routing, dense, names)
@@ -221,96 +255,45 @@ class DeepseekConfigReader(LlamaConfigReader):
         return frozenset(index for index, kind in enumerate(types) if kind == "dense")
 
 
-def read_shared_size(fields: ConfigFields, experts: ExpertSizes) -> int:
-    """Read the inner size of all shared experts; 0 without any."""
-    return fields.integer("n_shared_experts", 0, low=0) * experts.intermediate_size
-
-
 _V2_METHODS: Final = ("greedy", "group_limited_greedy")
 _V3_METHODS: Final = ("noaux_tc",)
 
 
-def _with_groups(routing: ExpertRouting, fields: ConfigFields, count: int, key: str, used_key: str) -> ExpertRouting:
+def _with_groups(routing: ExpertRouting, fields: ConfigFields, count: int) -> ExpertRouting:
     """Read the number of groups of experts, and how many of them have the experts of a token."""
-    groups = fields.integer(key, high=count)
-    used, chosen = fields.integer(used_key, high=groups), routing.experts_per_token
+    groups = fields.integer("n_group", high=count)
+    used, chosen = fields.integer("topk_group", high=groups), routing.experts_per_token
     if count % groups or used * (count // groups) < chosen:
         raise fields.error(
-            key, f"({groups}) must divide {count} experts so that {used} groups ({used_key}) hold {chosen} of a token"
+            "n_group",
+            f"({groups}) must divide {count} experts so that {used} groups ({fields.name_of('topk_group')}) hold "
+            f"{chosen} of a token",
         )
     return replace(routing, num_groups=groups, groups_per_token=used)
 
 
-# -- GGUF ------------------------------------------------------------------------------------------------------------
-
-
-def read_deepseek2_gguf(header: GGUFHeader) -> ModelConfig:
-    """Read the metadata of a GGUF file. Newer files have the sizes of heads in keys that end in `_mla`."""
-    fields = header.fields
-    sizes, shared_size = read_gguf_mixture(header, has_latent=True)
-    suffix = "_mla" if fields.get("attention.key_length_mla") is not None else ""
-    rotary = fields.integer("rope.dimension_count")
-    plain = fields.integer(f"attention.key_length{suffix}", low=rotary + 1) - rotary
-    rank = fields.integer("attention.kv_lora_rank")
-    if suffix:
-        for key, size in (("attention.key_length", rank + rotary), ("attention.value_length", rank)):
-            fields.allow_only(key, size, f"attention.kv_lora_rank and rope.dimension_count require {size}")
-    scale, rope = (plain + rotary) ** -0.5, sizes.rope
-    if rope.scaling == "yarn" and fields.get("rope.scaling.yarn_log_multiplier"):
-        # The converter to GGUF multiplies by 0.1 in this architecture only, as llama.cpp's deepseek2.cpp says.
-        scale *= _yarn_scale(rope, 10 * fields.number("rope.scaling.yarn_log_multiplier"))
-        rope = replace(rope, attention_factor=1.0)
-    return DeepseekSizes(
-        replace(sizes, rope=rope, attention_scale=scale, qkv_bias=False),
-        query_rank=fields.integer("attention.q_lora_rank", 0, low=0) or None,
-        key_rank=rank,
-        plain_dim=plain,
-        rotary_dim=rotary,
-        value_dim=fields.integer(f"attention.value_length{suffix}"),
-        shared_size=shared_size,
-        has_split_heads="blk.0.attn_k_b.weight" in header.tensor_names,
-    ).declare()
-
-
-def read_gguf_mixture(header: GGUFHeader, *, has_latent: bool = False) -> tuple[LlamaSizes, int]:
-    """Read the sizes of a model with experts as in DeepSeek-V2 or V3, without layers that predict further tokens.
-
-    Args:
-        has_latent: see read_gguf_sizes.
-
-    Returns:
-        The sizes, and `DeepseekSizes.shared_size`.
-    """
-    fields = header.fields
+def _read_gguf_experts(header: GGUFHeader, sizes: LlamaSizes) -> ExpertSizes | None:
+    if header.get("num_experts", 0) == 0:
+        return None
     has_bias = any(name.endswith(".exp_probs_b.bias") for name in header.tensor_names)
-    gating = fields.get("expert_gating_func", SIGMOID_GATING if has_bias else SOFTMAX_GATING)
+    gating = header.get("expert_gating_func", SIGMOID_GATING if has_bias else SOFTMAX_GATING)
     if gating not in (SOFTMAX_GATING, SIGMOID_GATING):
-        raise fields.error("expert_gating_func", f"is {gating!r:.80}; supported: 1 (softmax) and 2 (sigmoid)")
-    softmax: ExpertSoftmax = "chosen" if fields.get("expert_weights_norm", False) else "all"
-    sizes = read_gguf_sizes(
-        header, expert_softmax=softmax, expert_gating=gating, rotates_part=True, has_latent=has_latent
-    )
-    further = fields.integer("nextn_predict_layers", 0, low=0, high=sizes.num_layers - 1)
-    experts, num_shared = sizes.experts, fields.integer("expert_shared_count", 0, low=0)
-    if experts is None:
-        return replace(sizes, num_layers=sizes.num_layers - further), 0
-    dense = fields.integer("leading_dense_block_count", 0, low=0, high=sizes.num_layers)
-    experts = _complete_experts(experts, fields, gating == SIGMOID_GATING, has_bias, dense)
-    return (
-        replace(sizes, num_layers=sizes.num_layers - further, experts=experts),
-        num_shared * experts.intermediate_size,
-    )
-
-
-def _complete_experts(
-    experts: ExpertSizes, fields: ConfigFields, has_sigmoid: bool, has_bias: bool, num_dense: int
-) -> ExpertSizes:
-    scale, eps = fields.number("expert_weights_scale", 1.0), SUM_EPS if has_sigmoid else 0.0
-    routing = replace(experts.routing, has_sigmoid=has_sigmoid, sum_eps=eps, scale=scale)
-    if fields.get("expert_group_count") is not None:
-        routing = _with_groups(routing, fields, experts.num_experts, "expert_group_count", "expert_group_used_count")
+        raise header.error("expert_gating_func", f"is {gating!r:.80}; supported: 1 (softmax) and 2 (sigmoid)")
+    softmax: ExpertSoftmax = "chosen" if header.get("expert_weights_norm", False) else "all"
     names = NAMES if has_bias else ExpertNames()
-    return replace(experts, routing=routing, names=names, dense_layers=frozenset(range(num_dense)))
+    experts = read_experts(header, softmax, sizes.intermediate_size, names, gating)
+    scale, has_sigmoid = header.number("routed_scaling_factor", 1.0), gating == SIGMOID_GATING
+    routing = replace(experts.routing, has_sigmoid=has_sigmoid, sum_eps=SUM_EPS if has_sigmoid else 0.0, scale=scale)
+    if header.get("n_group") is not None:
+        routing = _with_groups(routing, header, experts.num_experts)
+    dense = header.integer("first_k_dense_replace", 0, low=0, high=sizes.num_layers)
+    return replace(experts, routing=routing, dense_layers=frozenset(range(dense)))
+
+
+def read_shared_size(fields: ConfigFields, sizes: LlamaSizes) -> int:
+    """Read the inner size of the shared experts together."""
+    count = fields.integer("n_shared_experts", 0, low=0)
+    return 0 if sizes.experts is None else count * sizes.experts.intermediate_size
 
 
 _LAYER: Final = "model.layers.{}.self_attn"
@@ -353,7 +336,7 @@ DEEPSEEK: Final = Architecture(
         "DeepseekV3ForCausalLM": DeepseekConfigReader("deepseek_v3", no_windows, qkv_bias=False, num_dense_layers=3),
         "Glm4MoeLiteForCausalLM": DeepseekConfigReader("glm4_moe_lite", no_windows, qkv_bias=False, num_dense_layers=1),
     },
-    gguf_readers={"deepseek2": read_deepseek2_gguf},
+    gguf_readers={"deepseek2": DeepseekConfigReader("deepseek2", no_windows)},
     gguf_names=DEEPSEEK_GGUF_NAMES,
     stacked_names={f"{_LAYER}.{name}": f"{_LAYER}.{matrix}" for name, (matrix, _) in _STORED.items()},
 )

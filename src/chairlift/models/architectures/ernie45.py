@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from chairlift.models.architectures.llama import LlamaConfigReader, no_windows, read_llama_gguf
+from chairlift.models.architectures.llama import LlamaConfigReader, no_windows, uniform_windows
 from chairlift.models.reading.architecture import Architecture, StoredName
 from chairlift.models.reading.config_fields import ConfigFields
-from chairlift.models.reading.gguf_sizes import GGUF_NAMES
+from chairlift.models.reading.gguf_header import GGUF_NAMES
 
 
 class Ernie45ConfigReader(LlamaConfigReader):
@@ -30,7 +30,7 @@ READER: Final = Ernie45ConfigReader(
 ERNIE45: Final = Architecture(
     name="ernie4_5",
     hf_readers={"Ernie4_5ForCausalLM": READER},
-    gguf_readers={"ernie4_5": read_llama_gguf},
+    gguf_readers={"ernie4_5": LlamaConfigReader("ernie4_5", uniform_windows)},
     gguf_names=GGUF_NAMES,
     gguf_interleaved=frozenset(("ernie4_5",)),
     stacked_names={

@@ -13,9 +13,9 @@ from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
 from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec
 from chairlift.models.declaration.matrix_spec import NormSpec
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.reading.architecture import Architecture, GGUFHeader
+from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields
-from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
+from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
 from chairlift.models.reading.llama_sizes import LlamaSizes, NormNames
 from chairlift.models.reading.mamba_sizes import (
     MambaSizes,
@@ -30,7 +30,7 @@ _READER: Final = LlamaConfigReader("falcon_h1", no_windows, reads_mlp_bias=True)
 
 
 def read_falcon_h1(fields: ConfigFields) -> ModelConfig:
-    """Read the `config.json` of a Falcon-H1 model."""
+    """Read a Falcon-H1 model. The matrices of GGUF files contain the multipliers."""
     fields.allow_only("mamba_use_mlp", True, "every layer must have a network")
     sizes = _READER.read_sizes(fields)
     scale = sizes.head_dim**-0.5 * fields.number("key_multiplier", 1.0)
@@ -46,6 +46,8 @@ def read_falcon_h1(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_mamba(fields: ConfigFields, sizes: LlamaSizes) -> MambaSizes:
+    if isinstance(fields, GGUFHeader):
+        return read_gguf_mamba_sizes(fields, sizes.norm_eps)
     mamba = read_mamba_sizes(fields, sizes.hidden_size)
     has_norm = fields.flag("mamba_rms_norm", False)
     return replace(
@@ -87,18 +89,10 @@ def _read_multipliers(fields: ConfigFields, key: str, count: int) -> tuple[float
     return tuple(map(float, values))
 
 
-def read_falcon_h1_gguf(header: GGUFHeader) -> ModelConfig:
-    """Read the metadata of a GGUF file, whose matrices contain the multipliers, and whose layers are alike."""
-    sizes = replace(read_gguf_sizes(header), name="falcon_h1", norms=NORMS)
-    mamba, config = read_gguf_mamba_sizes(header, sizes.norm_eps), sizes.declare()
-    none = ConfigFields({}, header.fields.source)
-    return replace(config, layers=tuple(_declare(none, mamba, *pair) for pair in enumerate(config.layers)))
-
-
 FALCON_H1: Final = Architecture(
     name="falcon_h1",
     hf_readers={"FalconH1ForCausalLM": read_falcon_h1},
-    gguf_readers={"falcon-h1": read_falcon_h1_gguf},
+    gguf_readers={"falcon-h1": read_falcon_h1},
     gguf_names={
         **GGUF_NAMES,
         **mamba_gguf_names("mamba"),

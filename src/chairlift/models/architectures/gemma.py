@@ -16,10 +16,10 @@ from typing import Any, Final
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.reading.architecture import Architecture, GGUFHeader, HFReader
+from chairlift.models.reading.architecture import Architecture, HFReader
 from chairlift.models.reading.config_fields import ConfigFields
-from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes, read_gguf_windows
-from chairlift.models.reading.layer_fields import read_layer_windows, read_text_model, repeat_windows
+from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
+from chairlift.models.reading.layer_fields import read_text_model, read_windows
 from chairlift.models.reading.llama_sizes import LlamaSizes, NormNames
 from chairlift.models.reading.rope_fields import read_layer_ropes
 
@@ -49,27 +49,23 @@ DEFAULTS: Final[dict[str, Any]] = {
 }
 """The values of fields that files of Gemma do not contain."""
 
-PATTERN: Final = {"gemma2": 2, "gemma3": 6}
-"""In files that do not contain it: every n-th layer has no window."""
-
 LAYERS_OF_27B: Final = {"gemma2": 46, "gemma3": 62}
 """The models whose attention scale is not derived from the head size, which GGUF files do not contain."""
 
-# -- config.json -----------------------------------------------------------------------------------------------------
-
 
 class GemmaConfigReader(LlamaConfigReader):
-    """The reader of the `config.json` of Gemma 1 to 3 without images. The defaults are those of transformers."""
+    """The reader of Gemma 1 to 3 without images. The norms of GGUF files have complete weights."""
 
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
         fields.allow_only("use_bidirectional_attention", False, "attention must be causal")
         sizes = super().read_sizes(fields)
-        sizes = replace(sizes, norm_weight_offset=1.0, embedding_multiplier=math.sqrt(sizes.hidden_size))
+        offset = 0.0 if isinstance(fields, GGUFHeader) else 1.0
+        sizes = replace(sizes, norm_weight_offset=offset, embedding_multiplier=math.sqrt(sizes.hidden_size))
         if self.name == "gemma":
             return sizes
         sizes = replace(
             sizes,
-            attention_scale=fields.number("query_pre_attn_scalar") ** -0.5,
+            attention_scale=self._read_scale(fields, sizes),
             logits_soft_cap=read_soft_cap(fields, "final_logit_softcapping", 30.0 if self.name == "gemma2" else None),
         )
         if self.name == "gemma2":
@@ -77,6 +73,13 @@ class GemmaConfigReader(LlamaConfigReader):
         fields.allow_only("attn_logit_softcapping", None, "the reference implementation of Gemma 3 ignores it")
         local_theta = fields.number("rope_local_base_freq", LOCAL_THETA)
         return sizes.with_layer_ropes(*read_layer_ropes(fields, local_theta, GLOBAL_THETA))
+
+    def _read_scale(self, fields: ConfigFields, sizes: LlamaSizes) -> float | None:
+        if not isinstance(fields, GGUFHeader):
+            return float(fields.number("query_pre_attn_scalar") ** -0.5)
+        if sizes.num_layers != LAYERS_OF_27B[self.name]:
+            return None
+        return float((sizes.hidden_size / sizes.num_heads) ** -0.5)
 
     def _activation(self, fields: ConfigFields) -> str:
         if self.name == "gemma":
@@ -89,12 +92,8 @@ class GemmaConfigReader(LlamaConfigReader):
         return RopeConfig() if self.name == "gemma3" else super()._rope(fields)  # Each layer of Gemma 3 has its own.
 
 
-def _windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
-    window = fields.integer("sliding_window")
-    pattern = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern"))
-    if (types := fields.get("layer_types")) is None:
-        return repeat_windows(layers, window, pattern)
-    return read_layer_windows(fields, types, layers, window)
+def _windows(fields: ConfigFields, layers: int, pattern: int) -> Sequence[int | None]:
+    return read_windows(fields, layers, fields.integer("_sliding_window_pattern", pattern))
 
 
 READER1: Final = GemmaConfigReader(
@@ -102,16 +101,18 @@ READER1: Final = GemmaConfigReader(
 )
 READER2: Final = GemmaConfigReader(
     "gemma2",
-    _windows,
+    partial(_windows, pattern=2),
     norms=NORMS,
-    defaults=DEFAULTS | {"max_position_embeddings": 8192, "_sliding_window_pattern": 2, "vocab_size": 256_000},
+    defaults=DEFAULTS | {"max_position_embeddings": 8192, "vocab_size": 256_000},
+    gguf_defaults={"sliding_window": 4096},
 )
 READER3: Final = GemmaConfigReader(
     "gemma3",
-    _windows,
+    partial(_windows, pattern=6),
     norms=NORMS,
     qk_norm="heads",
-    defaults=DEFAULTS | {"max_position_embeddings": 131_072, "_sliding_window_pattern": 6, "vocab_size": 262_208},
+    defaults=DEFAULTS | {"max_position_embeddings": 131_072, "vocab_size": 262_208},
+    gguf_defaults={"sliding_window": 0},
 )
 
 
@@ -127,37 +128,6 @@ def read_soft_cap(fields: ConfigFields, key: str, default: float | None) -> floa
     return None if fields.get(key, default) is None else fields.number(key, default)
 
 
-# -- GGUF ------------------------------------------------------------------------------------------------------------
-
-
-def read_gemma_gguf(header: GGUFHeader) -> ModelConfig:
-    """Read the metadata of a GGUF file of Gemma 1 to 3, whose norms have complete weights."""
-    fields, name = header.fields, header.name
-    sizes = read_gguf_sizes(header)
-    sizes = replace(sizes, activation="gelu_tanh", embedding_multiplier=math.sqrt(sizes.hidden_size))
-    if name == "gemma":
-        return sizes.declare()
-    window = fields.integer("attention.sliding_window", 4096 if name == "gemma2" else 0, low=0)
-    windows = read_gguf_windows(fields, sizes.num_layers, window or None, PATTERN[name])
-    local_theta = sizes.rope.theta if name == "gemma2" else LOCAL_THETA
-    local = RopeConfig(theta=fields.number("rope.freq_base_swa", local_theta))
-    scale = None
-    if sizes.num_layers == LAYERS_OF_27B[name]:
-        scale = (sizes.hidden_size / sizes.num_heads) ** -0.5
-    sizes = replace(
-        sizes,
-        norms=NORMS,
-        sliding_windows=windows,
-        attention_scale=scale,
-        attention_soft_cap=read_soft_cap(fields, "attn_logit_softcapping", 50.0 if name == "gemma2" else None),
-        logits_soft_cap=read_soft_cap(fields, "final_logit_softcapping", 30.0 if name == "gemma2" else None),
-        qk_norm="heads" if name == "gemma3" else None,
-    )
-    return sizes.with_layer_ropes(local, sizes.rope).declare()
-
-
-# -- names -----------------------------------------------------------------------------------------------------------
-
 _GGUF_NAMES: Final = {
     **GGUF_NAMES,
     "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
@@ -168,13 +138,13 @@ _GGUF_NAMES: Final = {
 GEMMA: Final = Architecture(
     name="gemma",
     hf_readers={"GemmaForCausalLM": READER1},
-    gguf_readers={"gemma": read_gemma_gguf},
+    gguf_readers={"gemma": READER1},
     gguf_names=GGUF_NAMES,
 )
 GEMMA2: Final = Architecture(
     name="gemma2",
     hf_readers={"Gemma2ForCausalLM": READER2},
-    gguf_readers={"gemma2": read_gemma_gguf},
+    gguf_readers={"gemma2": READER2},
     gguf_names=_GGUF_NAMES,
 )
 GEMMA3: Final = Architecture(
@@ -183,7 +153,7 @@ GEMMA3: Final = Architecture(
         "Gemma3ForCausalLM": READER3,
         "Gemma3ForConditionalGeneration": partial(read_with_images, read=READER3),
     },
-    gguf_readers={"gemma3": read_gemma_gguf},
+    gguf_readers={"gemma3": READER3},
     gguf_names=_GGUF_NAMES,
     other_prefixes=(("model.", "model.language_model."), ("model.", "language_model.model.")),
     unread_prefixes=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),

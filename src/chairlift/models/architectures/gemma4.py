@@ -22,12 +22,13 @@ from chairlift.models.declaration.feed_forward_spec import ParallelExpertsSpec
 from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec, PerLayerBranchSpec
 from chairlift.models.declaration.matrix_spec import PER_LAYER_EMBEDDING, PER_LAYER_INPUTS, MatrixSpec, NormSpec
 from chairlift.models.declaration.model_config import ModelConfig, PerLayerInputsSpec
-from chairlift.models.reading.architecture import Architecture, GGUFHeader
+from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, exact_quotient
-from chairlift.models.reading.gguf_sizes import read_gguf_sizes, read_gguf_windows, read_uniform
-from chairlift.models.reading.layer_fields import MAX_LAYERS, read_layer_windows, repeat_windows
+from chairlift.models.reading.expert_fields import read_experts
+from chairlift.models.reading.gguf_header import GGUFHeader
+from chairlift.models.reading.layer_fields import read_windows
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
-from chairlift.models.reading.rope_fields import WHOLE_HEAD, read_proportional_rope
+from chairlift.models.reading.rope_fields import WHOLE_HEAD, read_layer_ropes, read_proportional_rope
 
 PATTERN: Final = 6
 """In files without layer_types: every n-th layer has full attention."""
@@ -190,7 +191,14 @@ class Gemma4ConfigReader(LlamaConfigReader):
         return declare_gemma4(sizes, layers, input_size, _read_input_vocab_size(fields, sizes, input_size))
 
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
-        return _complete(fields, super().read_sizes(fields))
+        sizes = super().read_sizes(fields)
+        soft_cap, factor = read_soft_cap(fields, "final_logit_softcapping", None), math.sqrt(sizes.hidden_size)
+        return replace(sizes, attention_scale=1.0, embedding_multiplier=factor, logits_soft_cap=soft_cap)
+
+    def _number_of_layers(self, fields: ConfigFields, key: str, default: Any = REQUIRED) -> int:
+        """Read the number of the first layer, because layers differ."""
+        value = fields.get(key, default)
+        return fields.as_integer(key, value[0] if isinstance(value, list) and value else value)
 
     def _activation(self, fields: ConfigFields) -> str:
         fields.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
@@ -198,17 +206,6 @@ class Gemma4ConfigReader(LlamaConfigReader):
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
         return RopeConfig()  # Each layer has its own.
-
-
-def _complete(fields: ConfigFields, sizes: LlamaSizes) -> LlamaSizes:
-    """Add what folders and GGUF files have in common."""
-    return replace(
-        sizes,
-        attention_scale=1.0,
-        activation="gelu_tanh",
-        embedding_multiplier=math.sqrt(sizes.hidden_size),
-        logits_soft_cap=read_soft_cap(fields, "final_logit_softcapping", None),
-    )
 
 
 class UnifiedConfigReader(Gemma4ConfigReader):
@@ -231,6 +228,10 @@ def _check_unsupported(fields: ConfigFields) -> None:
 
 
 def _read_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes | None:
+    if isinstance(fields, GGUFHeader):
+        is_divided = "blk.0.ffn_gate_exps.weight" in fields.tensor_names
+        names = DIVIDED_EXPERT_NAMES if is_divided else EXPERT_NAMES
+        return read_experts(fields, "chosen", names=names) if fields.get("num_experts", 0) else None
     if not fields.flag("enable_moe_block", False):
         fields.ignore("num_experts", "top_k_experts", "moe_intermediate_size")  # No effect without experts.
         return None
@@ -240,10 +241,11 @@ def _read_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes | None
 
 
 def _read_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
-    window, types = fields.integer("sliding_window"), fields.get("layer_types")
-    if types is None:
-        return (*repeat_windows(layers, window, PATTERN)[:-1], None)
-    windows = read_layer_windows(fields, types, layers, window)
+    windows = read_windows(fields, layers, PATTERN)
+    if isinstance(fields, GGUFHeader):
+        return windows
+    if (types := fields.get("layer_types")) is None:
+        return (*windows[:-1], None)
     if windows[-1] is not None:
         raise fields.error("layer_types", f"must end with full_attention, got {types[-1]!r}")
     return windows
@@ -357,40 +359,31 @@ def _read_input_vocab_size(fields: ConfigFields, sizes: LlamaSizes, input_size: 
 
 def read_gemma4_gguf(header: GGUFHeader) -> ModelConfig:
     """Read the metadata of a GGUF file of Gemma 4."""
-    fields = header.fields
-    layers = fields.integer("block_count", high=MAX_LAYERS)
-    windows = read_gguf_windows(fields, layers, fields.integer("attention.sliding_window"), PATTERN)
-    own = _read_gguf_layers(header, windows)
-    if fields.get("expert_count", 0):
-        fields.integer("expert_feed_forward_length")  # Required, because it differs from feed_forward_length.
-    sizes = read_gguf_sizes(header, expert_softmax="chosen", has_layer_sizes=True)
-    if sizes.experts is not None:
-        is_divided = "blk.0.ffn_gate_exps.weight" in header.tensor_names
-        names = DIVIDED_EXPERT_NAMES if is_divided else EXPERT_NAMES
-        sizes = replace(sizes, experts=replace(sizes.experts, names=names))
-    sizes = replace(_complete(fields, sizes), norms=NORMS, sliding_windows=windows, qk_norm="heads")
-    local = RopeConfig(theta=fields.number("rope.freq_base_swa", DEFAULT_ROPES["sliding_attention"]["rope_theta"]))
-    input_size = fields.integer("embedding_length_per_layer_input", 0, low=0)
-    return declare_gemma4(sizes.with_layer_ropes(local, sizes.rope), own, input_size, sizes.vocab_size)
+    sizes = _READER.read_sizes(header)
+    layers = _read_gguf_layers(header, sizes.sliding_windows)
+    theta = DEFAULT_ROPES["sliding_attention"]["rope_theta"]
+    sizes = sizes.with_layer_ropes(*read_layer_ropes(header, theta, theta))
+    input_size = header.integer("embedding_length_per_layer_input", 0, low=0)
+    return declare_gemma4(sizes, layers, input_size, sizes.vocab_size)
 
 
 def _read_gguf_layers(header: GGUFHeader, windows: Sequence[int | None]) -> list[LayerSizes]:
-    fields, key = header.fields, "attention.shared_kv_layers"
-    num_shared = fields.integer(key, 0, low=0, high=len(windows) - 1)
-    heads, head_dims = read_uniform(fields, "attention.head_count"), _read_gguf_head_dims(fields)
+    key = "attention.shared_kv_layers"
+    num_shared = header.integer(key, 0, low=0, high=len(windows) - 1)
+    heads, head_dims = header.uniform("num_attention_heads"), _read_gguf_head_dims(header)
     layers = zip(
         windows,
-        find_kv_sources(fields, key, windows, num_shared),
-        _read_of_layers(fields, "attention.head_count_kv", len(windows)),
-        _read_of_layers(fields, "feed_forward_length", len(windows)),
+        find_kv_sources(header, key, windows, num_shared),
+        _read_of_layers(header, "num_key_value_heads", len(windows)),
+        _read_of_layers(header, "intermediate_size", len(windows)),
         strict=True,
     )
     found = []
     for index, (window, source, num_kv_heads, inner) in enumerate(layers):
-        exact_quotient(fields, "attention.head_count", heads, "attention.head_count_kv", num_kv_heads)
+        exact_quotient(header, "num_attention_heads", heads, "num_key_value_heads", num_kv_heads)
         has_values = not header.tensor_names or f"blk.{index}.attn_v.weight" in header.tensor_names
         found.append(LayerSizes(head_dims[window is None], num_kv_heads, inner, source, has_values))
-    check_shared_heads(fields, key, found)
+    check_shared_heads(header, key, found)
     return found
 
 

@@ -6,36 +6,34 @@ of one tensor, in MXFP4 or in transposed floats.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from chairlift.kernels.activations import SWIGLUOAI_ALPHA, SWIGLUOAI_LIMIT
 from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.reading.architecture import Architecture, GGUFHeader, StoredName
+from chairlift.models.reading.architecture import Architecture, StoredName
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 from chairlift.models.reading.expert_fields import read_experts
-from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes, read_gguf_windows
-from chairlift.models.reading.layer_fields import read_layer_windows, repeat_windows
+from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
+from chairlift.models.reading.layer_fields import read_windows
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
-
-WINDOW_PATTERN: Final = 2
-"""In files that do not contain it: every n-th layer has no window."""
-
-# -- config.json -----------------------------------------------------------------------------------------------------
 
 
 class GptOssConfigReader(LlamaConfigReader):
-    """The reader of the `config.json` of gpt-oss."""
+    """The reader of gpt-oss. GGUF files do not contain that YaRN is not truncated."""
 
     def __call__(self, fields: ConfigFields) -> ModelConfig:
         for key, value in (("swiglu_alpha", SWIGLUOAI_ALPHA), ("swiglu_limit", SWIGLUOAI_LIMIT)):
             fields.allow_only(key, value, f"experts must be activated with {key} {value}")
-        return _complete(self.read_sizes(fields)).declare()
+        return replace(self.read_sizes(fields), activation="swigluoai", attention_sinks=True).declare()
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
+        if isinstance(fields, GGUFHeader):
+            return replace(super()._rope(fields), truncate=False)
         if fields.get("rope_parameters") is None:
             fields.get("rope_scaling", REQUIRED)
         rope = super()._rope(fields)
@@ -48,43 +46,11 @@ class GptOssConfigReader(LlamaConfigReader):
         return bias, bias, False
 
 
-def _windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
-    window = None if fields.get("sliding_window") is None else fields.integer("sliding_window")
-    types = fields.get("layer_types")
-    if types is None:
-        return repeat_windows(layers, fields.integer("sliding_window"), WINDOW_PATTERN)
-    return read_layer_windows(fields, types, layers, window)
-
-
 def _read_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
-    experts = read_experts(fields, sizes.intermediate_size, "chosen")
+    experts = read_experts(fields, "chosen", sizes.intermediate_size, ExpertNames(router="mlp.router"))
     chosen = experts.routing.experts_per_token
     fields.allow_only("experts_per_token", chosen, f"num_experts_per_tok is {chosen}")
-    return experts
-
-
-def _complete(sizes: LlamaSizes) -> LlamaSizes:
-    """Add what all files have in common."""
-    assert sizes.experts is not None, "every layer has experts"
-    experts = replace(sizes.experts, has_bias=True, names=ExpertNames(router="mlp.router"))
-    return replace(sizes, activation="swigluoai", attention_sinks=True, experts=experts)
-
-
-# -- GGUF ------------------------------------------------------------------------------------------------------------
-
-
-def read_gpt_oss_gguf(header: GGUFHeader) -> ModelConfig:
-    """Read the metadata of a GGUF file of gpt-oss, which does not contain that YaRN is not truncated."""
-    fields = header.fields
-    fields.integer("expert_feed_forward_length")  # Required by llama.cpp.
-    sizes = _complete(read_gguf_sizes(header, expert_softmax="chosen"))
-    return replace(
-        sizes,
-        rope=replace(sizes.rope, truncate=False),
-        sliding_windows=read_gguf_windows(
-            fields, sizes.num_layers, fields.integer("attention.sliding_window"), WINDOW_PATTERN
-        ),
-    ).declare()
+    return replace(experts, has_bias=True)
 
 
 GPT_OSS_GGUF_NAMES: Final[Mapping[str, str]] = {
@@ -104,12 +70,15 @@ def _expert_places(name: str, tensor: str, first_row: int = 0, row_step: int = 1
     return {f"{EXPERTS}.{{}}.{name}.weight": place, f"{EXPERTS}.{{}}.{name}.bias": bias}
 
 
+_READER: Final = GptOssConfigReader(
+    "gpt-oss", partial(read_windows, pattern=2), experts=_read_experts, default_theta=150_000.0
+)
+"""Every second layer has no window."""
+
 GPT_OSS: Final = Architecture(
     name="gpt-oss",
-    hf_readers={
-        "GptOssForCausalLM": GptOssConfigReader("gpt-oss", _windows, experts=_read_experts, default_theta=150_000.0)
-    },
-    gguf_readers={"gpt-oss": read_gpt_oss_gguf},
+    hf_readers={"GptOssForCausalLM": _READER},
+    gguf_readers={"gpt-oss": _READER},
     gguf_names=GPT_OSS_GGUF_NAMES,
     stacked_names={
         "model.layers.{}.self_attn.sinks.weight": "model.layers.{}.self_attn.sinks",

@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from chairlift.kernels.routing import ExpertSoftmax
-from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
+from chairlift.models.architectures.llama import LlamaConfigReader, no_windows, read_gguf_experts
 from chairlift.models.declaration.feed_forward_spec import declare_network
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.reading.architecture import Architecture, GGUFHeader
+from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 from chairlift.models.reading.expert_fields import read_experts
-from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes, read_layers_without_kv
+from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import check_recurrent_layers
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
 from chairlift.models.reading.mamba_sizes import mamba_gguf_names, read_gguf_mamba_sizes, read_mamba_sizes
@@ -32,12 +31,14 @@ LAYER_TYPES: Final = {"attention": False, "full_attention": False, "mamba": True
 
 
 class GraniteConfigReader(LlamaConfigReader):
-    """The reader of the `config.json` of Granite 3 and Granite-MoE."""
+    """The reader of Granite 3 and Granite-MoE."""
 
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
+        sizes = super().read_sizes(fields)
+        scale = sizes.head_dim**-0.5 if isinstance(fields, GGUFHeader) else 1.0
         return replace(
-            super().read_sizes(fields),
-            attention_scale=fields.number("attention_multiplier", 1.0),
+            sizes,
+            attention_scale=fields.number("attention_multiplier", scale),
             embedding_multiplier=fields.number("embedding_multiplier", 1.0),
             residual_multiplier=fields.number("residual_multiplier", 1.0),
             logits_multiplier=1.0 / fields.number("logits_scaling", 1.0),
@@ -48,7 +49,7 @@ _READER4: Final = GraniteConfigReader("granitemoehybrid", no_windows, inner_key=
 
 
 def _read_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
-    return read_experts(fields, sizes.intermediate_size, "chosen", NAMES)
+    return read_experts(fields, "chosen", sizes.intermediate_size, NAMES)
 
 
 def read_granite4(fields: ConfigFields) -> ModelConfig:
@@ -62,7 +63,7 @@ def read_granite4(fields: ConfigFields) -> ModelConfig:
     if fields.get("num_local_experts", REQUIRED) == 0:
         fields.ignore("num_experts_per_tok")
     else:
-        experts = read_experts(fields, inner, "chosen", NAMES)
+        experts = read_experts(fields, "chosen", inner, NAMES)
     config = _declare(sizes, experts, ("input_linear",), "output_linear")
     return mamba.replace_attention(config, _read_layers(fields, sizes.num_layers))
 
@@ -97,26 +98,22 @@ def _declare(sizes: LlamaSizes, experts: ExpertSizes | None, up: Sequence[str], 
 
 def read_granite_gguf(header: GGUFHeader) -> ModelConfig:
     """Read the metadata of a GGUF file of Granite 3, Granite 4 (whose names are the same), 4 H or Granite-MoE."""
-    fields, kv_heads = header.fields, header.fields.get("attention.head_count_kv")
+    kv_heads = header.get("num_key_value_heads")
     is_hybrid = header.name == "granitehybrid" and isinstance(kv_heads, list) and 0 in kv_heads
-    softmax: ExpertSoftmax | None = "chosen" if is_hybrid or header.name == "granitemoe" else None
-    sizes = read_gguf_sizes(header, expert_softmax=softmax, has_recurrence=is_hybrid)
-    inner, key = sizes.intermediate_size, "expert_shared_feed_forward_length"
-    if not fields.flag("rope.scaling.finetuned", True):
-        sizes = sizes.without_rope()
-    sizes = replace(
-        sizes,
-        attention_scale=fields.number("attention.scale", sizes.head_dim**-0.5),
-        embedding_multiplier=fields.number("embedding_scale", 1.0),
-        residual_multiplier=fields.number("residual_scale", 1.0),
-        logits_multiplier=1.0 / fields.number("logit_scale", 1.0),
+    has_experts = is_hybrid or header.name == "granitemoe"
+    reader = GraniteConfigReader(
+        header.name, no_windows, experts=read_gguf_experts if has_experts else None, has_recurrence=is_hybrid
     )
+    sizes = reader.read_sizes(header)
+    inner, key = sizes.intermediate_size, "expert_shared_feed_forward_length"
+    if not header.flag("rope.scaling.finetuned", True):
+        sizes = sizes.without_rope()
     if sizes.experts is None or not is_hybrid:
-        fields.allow_only(key, inner, f"it must be feed_forward_length ({inner})")
+        header.allow_only(key, inner, f"it must be feed_forward_length ({inner})")
     if is_hybrid:
-        return _declare_hybrid(header, sizes, fields.integer(key, inner))
+        return _declare_hybrid(header, sizes, header.integer(key, inner))
     names = ("conv_kernel", "group_count", "inner_size", "state_size", "time_step_rank")
-    fields.ignore(*(f"ssm.{name}" for name in names))  # No effect without Mamba-2.
+    header.ignore(*(f"ssm.{name}" for name in names))  # No effect without Mamba-2.
     return sizes.declare()
 
 
@@ -126,7 +123,7 @@ def _declare_hybrid(header: GGUFHeader, sizes: LlamaSizes, shared: int) -> Model
     Args:
         shared: the inner size of the network beside experts.
     """
-    recurrent = read_layers_without_kv(header.fields, sizes.num_layers)
+    recurrent = header.layers_without_kv(sizes.num_layers)
     config, mamba = sizes.declare(), read_gguf_mamba_sizes(header, sizes.norm_eps)
     if sizes.experts is not None:
         dense = replace(sizes, experts=None, intermediate_size=shared)

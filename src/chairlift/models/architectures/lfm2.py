@@ -9,15 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from chairlift.kernels.routing import ExpertSoftmax
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
 from chairlift.models.declaration.matrix_spec import RECURRENCE, MatrixSpec
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.declaration.recurrence_spec import ConvolutionSpec, RecurrenceSpec
-from chairlift.models.reading.architecture import Architecture, GGUFHeader
+from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.expert_fields import SIGMOID_GATING, read_experts, read_softmax
-from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes, read_layers_without_kv
+from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import check_recurrent_layers, read_width
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
 
@@ -50,11 +49,8 @@ def _declare(sizes: LlamaSizes, recurrent: Sequence[bool], width: int, has_bias:
     return sizes.declare().with_recurrences(recurrent, convolution)
 
 
-# -- config.json -----------------------------------------------------------------------------------------------------
-
-
 class Lfm2ConfigReader(LlamaConfigReader):
-    """The reader of the `config.json` of LFM2 and LFM2-MoE."""
+    """The reader of LFM2 and LFM2-MoE."""
 
     def __call__(self, fields: ConfigFields) -> ModelConfig:
         sizes = self.read_sizes(fields)
@@ -74,7 +70,7 @@ class Lfm2ConfigReader(LlamaConfigReader):
 
 def _read_inner_size(fields: ConfigFields) -> int:
     """Read the inner size of the feed-forward network: two thirds of the field, rounded up to a multiple."""
-    inner = fields.integer("block_ff_dim", fields.integer("intermediate_size"))
+    inner = fields.integer("block_ff_dim", fields.uniform("intermediate_size"))
     multiplier = fields.number("block_ffn_dim_multiplier", 1.0)
     multiple = fields.integer("block_multiple_of", 256)
     if not fields.flag("block_auto_adjust_ff_dim", True):
@@ -83,20 +79,13 @@ def _read_inner_size(fields: ConfigFields) -> int:
 
 
 def _read_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
-    experts = read_experts(fields, fields.integer("moe_intermediate_size"), read_softmax(fields), NAMES)
-    experts = _complete(
-        experts, fields, "routed_scaling_factor", fields.integer("num_dense_layers", 2, low=0, high=sizes.num_layers)
-    )
-    return (
-        experts if fields.flag("use_expert_bias", True) else replace(experts, names=replace(NAMES, selection_bias=None))
-    )
-
-
-def _complete(experts: ExpertSizes, fields: ConfigFields, scale_key: str, num_dense: int) -> ExpertSizes:
-    """Add what folders and GGUF files have in common: experts are chosen by sigmoids, and not in the first layers."""
-    scale = fields.number(scale_key, 1.0)
+    """Read the experts, which are chosen by sigmoids, and are not in the first layers."""
+    names = NAMES if fields.flag("use_expert_bias", True) else replace(NAMES, selection_bias=None)
+    experts = read_experts(fields, read_softmax(fields), names=names, gating=SIGMOID_GATING)
+    scale = fields.number("routed_scaling_factor", 1.0)
     routing = replace(experts.routing, has_sigmoid=True, sum_eps=SUM_EPS, scale=scale)
-    return replace(experts, routing=routing, names=NAMES, dense_layers=frozenset(range(num_dense)))
+    num_dense = fields.integer("num_dense_layers", 2, low=0, high=sizes.num_layers)
+    return replace(experts, routing=routing, dense_layers=frozenset(range(num_dense)))
 
 
 def _check_other_names(fields: ConfigFields, sizes: LlamaSizes) -> None:
@@ -116,28 +105,14 @@ def _check_other_names(fields: ConfigFields, sizes: LlamaSizes) -> None:
 
 
 def _read_layers(fields: ConfigFields, layers: int) -> list[bool]:
+    if isinstance(fields, GGUFHeader):
+        return fields.layers_without_kv(layers)
     indices = fields.get("full_attn_idxs")
     if (types := fields.get("layer_types")) is None:
         if not isinstance(indices, list):
             raise fields.error("layer_types", "is missing, and so is full_attn_idxs; the file is incomplete")
         types = ["full_attention" if index in indices else "conv" for index in range(layers)]
     return check_recurrent_layers(fields, "layer_types", types, layers, LAYER_TYPES)
-
-
-# -- GGUF ------------------------------------------------------------------------------------------------------------
-
-
-def read_lfm2_gguf(header: GGUFHeader) -> ModelConfig:
-    """Read the metadata of a GGUF file of LFM2 or LFM2-MoE. Layers with a convolution have no KV heads."""
-    fields = header.fields
-    softmax: ExpertSoftmax | None = "chosen" if header.name == "lfm2moe" else None
-    sizes = read_gguf_sizes(header, expert_softmax=softmax, expert_gating=SIGMOID_GATING, has_recurrence=True)
-    sizes = replace(sizes, qk_norm="heads")
-    if sizes.experts is not None:
-        dense = fields.integer("leading_dense_block_count", low=0, high=sizes.num_layers)
-        sizes = replace(sizes, experts=_complete(sizes.experts, fields, "expert_weights_scale", dense))
-    recurrent = read_layers_without_kv(fields, sizes.num_layers)
-    return _declare(sizes, recurrent, read_width(fields, "shortconv.l_cache"))
 
 
 NAMES: Final = ExpertNames(
@@ -183,15 +158,15 @@ _READER: Final = Lfm2ConfigReader(
     default_theta=1_000_000.0,
     eps_key="norm_eps",
     defaults={"tie_word_embeddings": True},
+    gguf_defaults={"block_auto_adjust_ff_dim": False},
+    has_recurrence=True,
 )
+_MOE_READER: Final = replace(_READER, name="lfm2_moe", experts=_read_experts)
 
 LFM2: Final = Architecture(
     name="lfm2",
-    hf_readers={
-        "Lfm2ForCausalLM": _READER,
-        "Lfm2MoeForCausalLM": replace(_READER, name="lfm2_moe", experts=_read_experts),
-    },
-    gguf_readers=dict.fromkeys(("lfm2", "lfm2moe"), read_lfm2_gguf),
+    hf_readers={"Lfm2ForCausalLM": _READER, "Lfm2MoeForCausalLM": _MOE_READER},
+    gguf_readers={"lfm2": _READER, "lfm2moe": _MOE_READER},
     gguf_names=LFM2_GGUF_NAMES,
     stacked_names=HF_NAMES,
 )

@@ -12,31 +12,32 @@ from typing import Any, Final, Literal
 
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.reading.architecture import Architecture, GGUFHeader
-from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
-from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
+from chairlift.models.reading.architecture import Architecture
+from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, exact_quotient
+from chairlift.models.reading.expert_fields import read_experts
+from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import MAX_LAYERS, read_head_dim, read_layer_windows
 from chairlift.models.reading.llama_sizes import ExpertSizes, LlamaSizes, NormNames
 from chairlift.models.reading.rope_fields import read_rope
 
-# -- config.json -----------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class LlamaConfigReader:
-    """The reader of the `config.json` of one model type.
+    """The reader of one model type, in a `config.json` or a GGUF file.
 
     Attributes:
         name: see ModelConfig.
         windows: (fields, number of layers) -> the sliding window of each layer.
         inner_key, eps_key: the fields with the inner size of the feed-forward network and the epsilon of norms.
-        defaults: the values of fields that the file does not contain.
+        defaults, gguf_defaults: the values of fields that a `config.json` or a GGUF file does not contain.
         default_theta: the base of the rotary embedding where the file does not contain it.
         qkv_bias: whether q, k and v have biases, or None to read `attention_bias`.
         output_bias_key: without `qkv_bias`, the field that says whether the output projection has a bias; None if it
             has none.
         norms, qk_norm, activation, gated: see LlamaSizes.
         experts: (fields, the sizes without experts) -> the experts of a layer; None for a model without them.
+        has_recurrence: whether layers of a GGUF file may have no KV heads.
+        has_latent: whether V has another width than K.
     """
 
     name: str
@@ -53,27 +54,33 @@ class LlamaConfigReader:
     inner_key: str = "intermediate_size"
     eps_key: str = "rms_norm_eps"
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    gguf_defaults: Mapping[str, Any] = field(default_factory=dict)
+    has_recurrence: bool = False
+    has_latent: bool = False
 
     def __call__(self, fields: ConfigFields) -> ModelConfig:
         return self.read_sizes(fields).declare()
 
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
         """Read the sizes, for readers that change some of them."""
-        fields.set_defaults(self.defaults)
+        fields.set_defaults(self.gguf_defaults if isinstance(fields, GGUFHeader) else self.defaults)
         layers = fields.integer("num_hidden_layers", high=MAX_LAYERS)
-        heads = fields.integer("num_attention_heads")
-        kv_heads = fields.integer("num_key_value_heads", heads)
+        heads = fields.uniform("num_attention_heads")
+        kv_heads = self._number_of_layers(fields, "num_key_value_heads", heads)
         exact_quotient(fields, "num_attention_heads", heads, "num_key_value_heads", kv_heads)
+        head_dim = read_head_dim(fields, heads)
+        if not self.has_latent:
+            fields.allow_only("attention.value_length", head_dim, "K and V must have the same width")
         qkv_bias, output_bias, mlp_bias = self._biases(fields)
         sizes = LlamaSizes(
             name=self.name,
             vocab_size=fields.integer("vocab_size"),
             hidden_size=fields.integer("hidden_size"),
-            intermediate_size=fields.integer(self.inner_key),
+            intermediate_size=self._number_of_layers(fields, self.inner_key),
             num_layers=layers,
             num_heads=heads,
             num_kv_heads=kv_heads,
-            head_dim=read_head_dim(fields, "head_dim", "hidden_size", "num_attention_heads", heads),
+            head_dim=head_dim,
             max_position_embeddings=fields.integer("max_position_embeddings"),
             norm_eps=fields.number(self.eps_key, high=1.0),
             norms=self.norms,
@@ -89,6 +96,10 @@ class LlamaConfigReader:
         )
         return sizes if self.experts is None else replace(sizes, experts=self.experts(fields, sizes))
 
+    def _number_of_layers(self, fields: ConfigFields, key: str, default: Any = REQUIRED) -> int:
+        """Read a number that GGUF files may repeat for each layer."""
+        return fields.uniform(key, default, ignores_zeros=self.has_recurrence)
+
     def _activation(self, fields: ConfigFields) -> str:
         return fields.choice("hidden_act", (self.activation,), self.activation)
 
@@ -101,6 +112,9 @@ class LlamaConfigReader:
 
         A field that the reference implementation of the model type ignores must be absent or agree with it.
         """
+        if isinstance(fields, GGUFHeader):
+            qkv_bias = bool(self.qkv_bias) or fields.has_bias("attn_q")
+            return qkv_bias, fields.has_bias("attn_output"), fields.has_bias("ffn_up")
         why = f"{self.name} models do not have this option"
         if not self.reads_mlp_bias:
             fields.allow_only("mlp_bias", False, why)
@@ -120,8 +134,8 @@ def no_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
 
 def uniform_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     """Return the same window for all layers, or None for each if `sliding_window` is absent."""
-    window = None if fields.get("sliding_window") is None else fields.integer("sliding_window")
-    return (window,) * layers
+    fields.allow_only("sliding_window_pattern", None, "all layers must have the same window")
+    return (fields.window(),) * layers
 
 
 def _qwen_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
@@ -137,28 +151,12 @@ def _qwen_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     return tuple(window if layer >= first else None for layer in range(layers))
 
 
-# -- GGUF ------------------------------------------------------------------------------------------------------------
+def read_gguf_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes | None:
+    """Read the experts of a GGUF file of Llama, which is that of Mixtral if there are any."""
+    return None if fields.get("num_experts", 0) == 0 else read_experts(fields, "chosen", sizes.intermediate_size)
 
 
-def read_llama_gguf(header: GGUFHeader) -> ModelConfig:
-    """Read the metadata of a GGUF file of Llama or Mixtral, Qwen2, Qwen3, AFM or EXAONE 3, which is Llama."""
-    sizes = read_gguf_sizes(header, expert_softmax="chosen" if header.name == "llama" else None)
-    if header.name == "arcee":
-        sizes = replace(sizes, activation="relu2", gated=False)
-    return replace(
-        sizes,
-        sliding_windows=read_uniform_window(header.fields, sizes.num_layers),
-        qkv_bias=header.name == "qwen2" or sizes.qkv_bias,
-        qk_norm="heads" if header.name == "qwen3" else None,
-    ).declare()
-
-
-def read_uniform_window(fields: ConfigFields, layers: int) -> Sequence[int | None]:
-    """Read the window of a GGUF file, which all layers have."""
-    fields.allow_only("attention.sliding_window_pattern", None, "all layers must have the same window")
-    window = fields.integer("attention.sliding_window", 0, low=0)
-    return (window or None,) * layers
-
+_ARCEE: Final = LlamaConfigReader("arcee", no_windows, reads_mlp_bias=True, activation="relu2", gated=False)
 
 LLAMA: Final = Architecture(
     name="llama",
@@ -167,11 +165,15 @@ LLAMA: Final = Architecture(
         "MistralForCausalLM": LlamaConfigReader("mistral", uniform_windows, qkv_bias=False),
         "Qwen2ForCausalLM": LlamaConfigReader("qwen2", _qwen_windows, qkv_bias=True),
         "Qwen3ForCausalLM": LlamaConfigReader("qwen3", _qwen_windows, qk_norm="heads"),
-        "ArceeForCausalLM": LlamaConfigReader(
-            "arcee", no_windows, reads_mlp_bias=True, activation="relu2", gated=False
-        ),
+        "ArceeForCausalLM": _ARCEE,
     },
-    gguf_readers=dict.fromkeys(("llama", "qwen2", "qwen3", "exaone", "arcee"), read_llama_gguf),
+    gguf_readers={
+        "llama": LlamaConfigReader("llama", uniform_windows, experts=read_gguf_experts),
+        "exaone": LlamaConfigReader("exaone", uniform_windows),
+        "qwen2": LlamaConfigReader("qwen2", uniform_windows, qkv_bias=True),
+        "qwen3": LlamaConfigReader("qwen3", uniform_windows, qk_norm="heads"),
+        "arcee": _ARCEE,
+    },
     gguf_names=GGUF_NAMES,
     gguf_interleaved=frozenset(("llama", "arcee")),
 )

@@ -8,32 +8,30 @@ from typing import Final
 from chairlift.models.architectures.llama import LlamaConfigReader, uniform_windows
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.reading.architecture import Architecture, GGUFHeader
+from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
-from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
+from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import read_text_model
-
-# -- config.json -----------------------------------------------------------------------------------------------------
 
 
 class Ministral3ConfigReader(LlamaConfigReader):
-    """The reader of the `config.json` of Ministral 3 without images (`Ministral3ForCausalLM`)."""
+    """The reader of Ministral 3 without images (`Ministral3ForCausalLM`).
+
+    GGUF files of Mistral Small 3.1, whose queries are not scaled, have the same architecture.
+    """
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
         rope = super()._rope(fields)
-        scaling = fields.mapping("rope_parameters")
+        is_gguf, key = isinstance(fields, GGUFHeader), "llama_4_scaling_beta"
+        scaling = fields if is_gguf else fields.mapping("rope_parameters")
         if scaling is None:
             raise fields.error("rope_parameters", "is missing; the file is incomplete")
         scaling.ignore("max_position_embeddings")  # transformers ignores it.
-        beta = _read_beta(scaling, "llama_4_scaling_beta")
-        if not beta:
+        if scaling.get(key, 0 if is_gguf else REQUIRED) == 0:
             return rope
+        beta = scaling.number(key)
         original = scaling.integer("original_max_position_embeddings")
         return replace(rope, query_scaling_beta=beta, original_max_position_embeddings=original)
-
-
-def _read_beta(fields: ConfigFields, key: str) -> float:
-    return 0.0 if fields.get(key, REQUIRED) == 0 else fields.number(key)
 
 
 TEXT_READERS: Final = {
@@ -53,28 +51,13 @@ def read_mistral3_with_images(fields: ConfigFields) -> ModelConfig:
     return replace(read, tie_word_embeddings=fields.flag("tie_word_embeddings", read.tie_word_embeddings))
 
 
-# -- GGUF ------------------------------------------------------------------------------------------------------------
-
-
-def read_mistral3_gguf(header: GGUFHeader) -> ModelConfig:
-    """Read the metadata of a GGUF file of Ministral 3, or of Mistral Small 3.1, whose queries are not scaled."""
-    sizes = read_gguf_sizes(header)
-    key = "attention.temperature_scale"
-    beta = 0.0 if header.fields.get(key) is None else _read_beta(header.fields, key)
-    rope = sizes.rope
-    if beta:
-        original = header.fields.integer("rope.scaling.original_context_length")
-        rope = replace(rope, query_scaling_beta=beta, original_max_position_embeddings=original)
-    return replace(sizes, rope=rope).declare()
-
-
 MINISTRAL3: Final = Architecture(
     name="ministral3",
     hf_readers={
         "Ministral3ForCausalLM": TEXT_READERS["ministral3"],
         "Mistral3ForConditionalGeneration": read_mistral3_with_images,
     },
-    gguf_readers={"mistral3": read_mistral3_gguf},
+    gguf_readers={"mistral3": TEXT_READERS["ministral3"]},
     gguf_names=GGUF_NAMES,
     gguf_interleaved=frozenset(("mistral3",)),
     other_prefixes=(

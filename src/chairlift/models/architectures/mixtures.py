@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from chairlift.models.architectures.llama import LlamaConfigReader, no_windows, read_uniform_window, uniform_windows
-from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.reading.architecture import Architecture, GGUFHeader
+from chairlift.models.architectures.llama import LlamaConfigReader, no_windows, uniform_windows
+from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.expert_fields import read_dense_layers, read_experts, read_softmax
-from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
+from chairlift.models.reading.gguf_header import GGUF_NAMES
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
 
 MIXTRAL_NAMES: Final = ExpertNames(
@@ -24,21 +23,19 @@ MIXTRAL_NAMES: Final = ExpertNames(
     down="block_sparse_moe.experts.{}.w2",
 )
 
-# -- config.json -----------------------------------------------------------------------------------------------------
-
 
 def _read_mixtral(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
-    return read_experts(fields, sizes.intermediate_size, "chosen", MIXTRAL_NAMES)
+    return read_experts(fields, "chosen", sizes.intermediate_size, MIXTRAL_NAMES)
 
 
 def _read_qwen3(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
-    experts = read_experts(fields, fields.integer("moe_intermediate_size"), read_softmax(fields))
+    experts = read_experts(fields, read_softmax(fields))
     return replace(experts, dense_layers=read_dense_layers(fields, sizes.num_layers))
 
 
 def _read_olmoe(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
     fields.allow_only("clip_qkv", None, "query, key and value are not clipped")
-    return read_experts(fields, sizes.intermediate_size, read_softmax(fields))
+    return read_experts(fields, read_softmax(fields), sizes.intermediate_size)
 
 
 def _qwen3_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
@@ -49,42 +46,24 @@ def _qwen3_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     return (fields.integer("sliding_window"),) * layers
 
 
-# -- GGUF ------------------------------------------------------------------------------------------------------------
-
-
-def read_qwen3_moe_gguf(header: GGUFHeader) -> ModelConfig:
-    """Read the metadata of a GGUF file of Qwen3-MoE."""
-    header.fields.integer("expert_feed_forward_length")  # Required, because it differs from feed_forward_length.
-    sizes = read_gguf_sizes(header, expert_softmax="chosen")
-    windows = read_uniform_window(header.fields, sizes.num_layers)
-    return replace(sizes, sliding_windows=windows, qk_norm="heads").declare()
-
-
-def read_olmoe_gguf(header: GGUFHeader) -> ModelConfig:
-    """Read the metadata of a GGUF file of OLMoE."""
-    sizes = read_gguf_sizes(header, expert_softmax="all")
-    return replace(sizes, qk_norm="rows").declare()
-
-
-MIXTRAL: Final = Architecture(
-    name="mixtral",
-    hf_readers={
-        "MixtralForCausalLM": LlamaConfigReader(
-            "mixtral", uniform_windows, qkv_bias=False, experts=_read_mixtral, default_theta=1e6
-        )
-    },
+_MIXTRAL: Final = LlamaConfigReader(
+    "mixtral", uniform_windows, qkv_bias=False, experts=_read_mixtral, default_theta=1e6
 )
+_QWEN3: Final = LlamaConfigReader("qwen3moe", _qwen3_windows, qk_norm="heads", experts=_read_qwen3)
+_OLMOE: Final = LlamaConfigReader(
+    "olmoe", no_windows, qk_norm="rows", experts=_read_olmoe, gguf_defaults={"norm_topk_prob": False}
+)
+
+MIXTRAL: Final = Architecture(name="mixtral", hf_readers={"MixtralForCausalLM": _MIXTRAL})
 QWEN3_MOE: Final = Architecture(
     name="qwen3-moe",
-    hf_readers={
-        "Qwen3MoeForCausalLM": LlamaConfigReader("qwen3moe", _qwen3_windows, qk_norm="heads", experts=_read_qwen3)
-    },
-    gguf_readers={"qwen3moe": read_qwen3_moe_gguf},
+    hf_readers={"Qwen3MoeForCausalLM": _QWEN3},
+    gguf_readers={"qwen3moe": replace(_QWEN3, windows=uniform_windows)},
     gguf_names=GGUF_NAMES,
 )
 OLMOE: Final = Architecture(
     name="olmoe",
-    hf_readers={"OlmoeForCausalLM": LlamaConfigReader("olmoe", no_windows, qk_norm="rows", experts=_read_olmoe)},
-    gguf_readers={"olmoe": read_olmoe_gguf},
+    hf_readers={"OlmoeForCausalLM": _OLMOE},
+    gguf_readers={"olmoe": _OLMOE},
     gguf_names=GGUF_NAMES,
 )

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from chairlift.kernels.routing import ExpertRouting
+from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
+from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.feed_forward_spec import FeedForwardSpec, RouterSpec, declare_network
 from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec
 from chairlift.models.declaration.matrix_spec import EXPERTS, MLP, ROUTER, MatrixSpec, NormSpec
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.reading.architecture import Architecture, GGUFHeader
-from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
+from chairlift.models.reading.architecture import Architecture
+from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.expert_fields import SIGMOID_GATING
-from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_uniform, read_vocab_size
+from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import MAX_LAYERS, read_width, without_attention
-from chairlift.models.reading.llama_sizes import LlamaSizes
 from chairlift.models.reading.mamba_sizes import (
     MambaSizes,
     mamba_gguf_names,
@@ -50,47 +52,59 @@ _EXPERT_FIELDS: Final = """
 """The fields of experts, which have no effect in a model without them."""
 
 
-class _Reader:
-    """Reads the properties that layers share, and declares layers."""
+class NemotronHConfigReader(LlamaConfigReader):
+    """The reader of the properties that layers share."""
 
-    def __init__(self, fields: ConfigFields, num_layers: int) -> None:
-        heads = fields.integer("num_attention_heads")
-        kv_heads = fields.integer("num_key_value_heads", heads)
-        exact_quotient(fields, "num_attention_heads", heads, "num_key_value_heads", kv_heads)
-        fields.allow_only("attention_bias", False, "transformers has no such biases in this architecture")
+    def _activation(self, fields: ConfigFields) -> str:
+        return fields.choice("mlp_hidden_act", ("relu2",), "relu2")
+
+    def _rope(self, fields: ConfigFields) -> RopeConfig:
+        return RopeConfig()  # No layer has one.
+
+    def _biases(self, fields: ConfigFields) -> tuple[bool, bool, bool]:
+        if isinstance(fields, GGUFHeader):  # The first layer may have no network.
+            return False, False, any(name.endswith("ffn_up.bias") for name in fields.tensor_names)
+        return super()._biases(fields)
+
+
+_READER: Final = NemotronHConfigReader(
+    "nemotron_h",
+    no_windows,
+    qkv_bias=False,
+    reads_mlp_bias=True,
+    eps_key="layer_norm_epsilon",
+    defaults={"head_dim": 128, "layer_norm_epsilon": 1e-5},
+    has_recurrence=True,
+)
+
+
+def _read_mamba(fields: ConfigFields, eps: float) -> MambaSizes:
+    if isinstance(fields, GGUFHeader):
+        return read_gguf_mamba_sizes(fields, eps)
+    heads = fields.integer("mamba_num_heads")
+    groups = read_group_count(fields, "n_groups", "mamba_num_heads", heads)
+    fields.choice("mamba_hidden_act", ("silu",), "silu")
+    return MambaSizes(
+        num_heads=heads,
+        head_dim=fields.integer("mamba_head_dim"),
+        num_groups=groups,
+        state_size=fields.integer("ssm_state_size"),
+        width=read_width(fields, "conv_kernel", 4),
+        conv_bias=fields.flag("use_conv_bias", True),
+        input_bias=fields.flag("mamba_proj_bias", False) or fields.flag("use_bias", False),
+        output_bias=fields.flag("use_bias", False),
+        norm_eps=eps,
+        dt_limits=read_dt_limits(fields),
+    )
+
+
+class _Layers:
+    """Declares the layers of a model."""
+
+    def __init__(self, fields: ConfigFields) -> None:
         self._fields = fields
-        self.sizes = LlamaSizes(
-            name="nemotron_h",
-            vocab_size=fields.integer("vocab_size"),
-            hidden_size=fields.integer("hidden_size"),
-            intermediate_size=fields.integer("intermediate_size"),
-            num_layers=num_layers,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=fields.integer("head_dim", 128, high=4096),
-            max_position_embeddings=fields.integer("max_position_embeddings"),
-            norm_eps=fields.number("layer_norm_epsilon", 1e-5, high=1.0),
-            activation=fields.choice("mlp_hidden_act", ("relu2",), "relu2"),
-            mlp_bias=fields.flag("mlp_bias", False),
-        ).without_rope()
-        self._mamba = self._read_mamba(fields)
-
-    def _read_mamba(self, fields: ConfigFields) -> MambaSizes:
-        heads = fields.integer("mamba_num_heads")
-        groups = read_group_count(fields, "n_groups", "mamba_num_heads", heads)
-        fields.choice("mamba_hidden_act", ("silu",), "silu")
-        return MambaSizes(
-            num_heads=heads,
-            head_dim=fields.integer("mamba_head_dim"),
-            num_groups=groups,
-            state_size=fields.integer("ssm_state_size"),
-            width=read_width(fields, "conv_kernel", 4),
-            conv_bias=fields.flag("use_conv_bias", True),
-            input_bias=fields.flag("mamba_proj_bias", False) or fields.flag("use_bias", False),
-            output_bias=fields.flag("use_bias", False),
-            norm_eps=self.sizes.norm_eps,
-            dt_limits=read_dt_limits(fields),
-        )
+        self.sizes = _READER.read_sizes(fields).without_rope()
+        self._mamba = _read_mamba(fields, self.sizes.norm_eps)
 
     def declare(self, index: int, kind: LayerKind) -> LayerSpec:
         """Return the declaration of one layer."""
@@ -118,6 +132,7 @@ class _Reader:
         for key, only in (("n_group", 1), ("topk_group", 1), ("n_shared_experts", 1), ("moe_latent_size", None)):
             fields.allow_only(key, only, why)
         fields.allow_only("mlp_bias", False, "experts have no biases")
+        fields.allow_only("expert_gating_func", SIGMOID_GATING, f"the architecture requires {SIGMOID_GATING}")
         count = fields.integer("n_routed_experts")
         routing = ExpertRouting(
             fields.integer("num_experts_per_tok", high=count),
@@ -134,15 +149,18 @@ class _Reader:
 
 def read_nemotron_h(fields: ConfigFields) -> ModelConfig:
     """Read the `config.json` of a Nemotron-H model."""
-    kinds = _read_kinds(fields)
+    return _declare(fields, _read_kinds(fields))
+
+
+def _declare(fields: ConfigFields, kinds: Sequence[LayerKind]) -> ModelConfig:
     if "moe" not in kinds:
         fields.ignore(*_EXPERT_FIELDS.split())
-    fields.allow_only("sliding_window", None, "this architecture has no sliding window")
     fields.allow_only("tie_word_embeddings", False, "transformers has an LM head of its own in this architecture")
     fields.allow_only("num_nextn_predict_layers", 0, "heads that predict several tokens are not supported")
-    reader = _Reader(fields, len(kinds))
-    layers = tuple(reader.declare(index, kind) for index, kind in enumerate(kinds))
-    return replace(reader.sizes.declare(), layers=layers)
+    fields.set_defaults({"num_hidden_layers": len(kinds)})
+    found = _Layers(fields)
+    layers = tuple(found.declare(index, kind) for index, kind in enumerate(kinds))
+    return replace(found.sizes.declare(), layers=layers)
 
 
 def _read_kinds(fields: ConfigFields) -> list[LayerKind]:
@@ -163,64 +181,24 @@ def _read_kinds(fields: ConfigFields) -> list[LayerKind]:
     return found
 
 
-# -- GGUF ------------------------------------------------------------------------------------------------------------
-
-
 def read_nemotron_h_gguf(header: GGUFHeader) -> ModelConfig:
-    """Read the metadata of a GGUF file, as those of the `config.json` of the same model."""
-    fields, has_experts = header.fields, header.name == "nemotron_h_moe"
-    layers = fields.integer("block_count", high=MAX_LAYERS)
-    fields.allow_only("nextn_predict_layers", 0, "heads that predict several tokens are not supported")
-    fields.ignore("rope.dimension_count", "rope.freq_base")  # There are no rotary embeddings.
-    eps_key = "attention.layer_norm_epsilon"
-    eps = fields.number("attention.layer_norm_rms_epsilon", fields.get(eps_key), high=1.0)
-    mamba = read_gguf_mamba_sizes(header, eps)
-    head_dim = fields.integer("attention.key_length", high=4096)
-    fields.allow_only("attention.value_length", head_dim, "K and V must have the same width")
-    values: dict[str, Any] = {
-        "hidden_size": fields.integer("embedding_length"),
-        "layer_norm_epsilon": eps,
-        "num_attention_heads": read_uniform(fields, "attention.head_count", ignores_zeros=True),
-        "num_key_value_heads": read_uniform(fields, "attention.head_count_kv", ignores_zeros=True),
-        "head_dim": head_dim,
-        "intermediate_size": read_uniform(fields, "feed_forward_length", ignores_zeros=True),
-        "vocab_size": read_vocab_size(fields, header.tokens),
-        "max_position_embeddings": fields.integer("context_length"),
-        "layers_block_type": _read_gguf_kinds(fields, layers, "moe" if has_experts else "mlp"),
-        "mlp_bias": any(name.endswith("ffn_up.bias") for name in header.tensor_names),
-        "mamba_num_heads": mamba.num_heads,
-        "mamba_head_dim": mamba.head_dim,
-        "n_groups": mamba.num_groups,
-        "ssm_state_size": mamba.state_size,
-        "conv_kernel": mamba.width,
-        "use_conv_bias": mamba.conv_bias,
-        "mamba_proj_bias": mamba.input_bias,
-        "use_bias": mamba.output_bias,
-    }
-    if has_experts:
-        values |= {
-            "n_routed_experts": fields.integer("expert_count"),
-            "num_experts_per_tok": fields.integer("expert_used_count"),
-            "moe_intermediate_size": fields.integer("expert_feed_forward_length"),
-            "moe_shared_expert_intermediate_size": fields.integer("expert_shared_feed_forward_length"),
-            "n_shared_experts": fields.integer("expert_shared_count", 1),
-            "norm_topk_prob": fields.flag("expert_weights_norm", True),
-            "routed_scaling_factor": fields.number("expert_weights_scale", 1.0),
-            "n_group": fields.integer("expert_group_count", 1),
-            "moe_latent_size": fields.get("moe_latent_size"),
-        }
-        fields.allow_only("expert_gating_func", SIGMOID_GATING, f"the architecture requires {SIGMOID_GATING}")
-    return replace(read_nemotron_h(ConfigFields(values, fields.source)), name=header.name)
+    """Read the metadata of a GGUF file."""
+    header.ignore("rope.dimension_count", "rope.freq_base")  # There are no rotary embeddings.
+    kinds = _read_gguf_kinds(header, header.integer("num_hidden_layers", high=MAX_LAYERS))
+    eps = header.get("attention.layer_norm_epsilon")
+    header.set_defaults({"layer_norm_epsilon": eps, "tie_word_embeddings": False})
+    return _declare(header, kinds)
 
 
-def _read_gguf_kinds(fields: ConfigFields, layers: int, network: LayerKind) -> list[LayerKind]:
+def _read_gguf_kinds(header: GGUFHeader, layers: int) -> list[LayerKind]:
     """Read the kind of each layer: attention has KV heads, a network an inner size, and Mamba-2 has neither."""
     found = []
-    for key in ("attention.head_count_kv", "feed_forward_length"):
-        numbers = fields.get(key)
+    for key in ("num_key_value_heads", "intermediate_size"):
+        numbers = header.get(key)
         if not isinstance(numbers, list) or len(numbers) != layers:
-            raise fields.error(key, f"must hold a number for each of {layers} layers, got {numbers!r:.80}")
+            raise header.error(key, f"must hold a number for each of {layers} layers, got {numbers!r:.80}")
         found.append(numbers)
+    network: LayerKind = "moe" if header.name == "nemotron_h_moe" else "mlp"
     return ["attention" if heads else network if inner else "mamba" for heads, inner in zip(*found, strict=True)]
 
 

@@ -7,7 +7,6 @@ in three of four layers, whose norms are before each branch, and no positions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -17,11 +16,11 @@ from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.matrix_spec import NormSpec
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.declaration.recurrence_spec import RecurrenceSpec
-from chairlift.models.reading.architecture import Architecture, GGUFHeader
+from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.delta_sizes import DeltaSizes, read_delta_sizes
-from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes, read_gguf_windows
-from chairlift.models.reading.layer_fields import check_recurrent_layers, read_layer_windows, repeat_windows
+from chairlift.models.reading.gguf_header import GGUF_NAMES
+from chairlift.models.reading.layer_fields import check_recurrent_layers, read_windows
 from chairlift.models.reading.llama_sizes import LlamaSizes, NormNames
 from chairlift.models.reading.rope_fields import read_layer_ropes
 
@@ -31,9 +30,6 @@ NORMS: Final = NormNames(
     before_mlp=None,
     after_mlp="post_feedforward_layernorm",
 )
-PATTERN: Final = 4
-"""In files that do not contain it: every n-th layer of OLMo 3 has no window."""
-
 LAYER_TYPES: Final = {"linear_attention": True, "full_attention": False}
 """Type of a layer of OLMo Hybrid -> whether it has the gated delta rule in place of attention."""
 
@@ -45,7 +41,7 @@ THETA: Final = 500_000.0
 
 
 class Olmo3ConfigReader(LlamaConfigReader):
-    """The reader of the `config.json` of OLMo 3."""
+    """The reader of OLMo 3."""
 
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
         sizes = super().read_sizes(fields)
@@ -53,14 +49,6 @@ class Olmo3ConfigReader(LlamaConfigReader):
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
         return RopeConfig()  # Each layer has its own.
-
-
-def _windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
-    window = fields.integer("sliding_window", 4096)
-    types = fields.get("layer_types")
-    return (
-        repeat_windows(layers, window, PATTERN) if types is None else read_layer_windows(fields, types, layers, window)
-    )
 
 
 class OlmoHybridConfigReader(LlamaConfigReader):
@@ -98,28 +86,21 @@ def _declare_delta(delta: DeltaSizes, hidden_size: int, index: int) -> Recurrenc
     )
 
 
-def read_olmo_gguf(header: GGUFHeader) -> ModelConfig:
-    """Read the metadata of a GGUF file of OLMo 2, or of OLMo 3, which has windows."""
-    fields, sizes = header.fields, read_gguf_sizes(header)
-    window = fields.integer("attention.sliding_window", 0, low=0)
-    windows = read_gguf_windows(fields, sizes.num_layers, window or None, PATTERN)
-    local = RopeConfig(theta=fields.number("rope.freq_base_swa", sizes.rope.theta))
-    sizes = replace(sizes, norms=NORMS, sliding_windows=windows, qk_norm="rows")
-    return sizes.with_layer_ropes(local, sizes.rope).declare()
-
+_OLMO3: Final = Olmo3ConfigReader("olmo3", partial(read_windows, pattern=4, default=4096), norms=NORMS, qk_norm="rows")
+"""Every fourth layer has no window. In GGUF files OLMo 2 is OLMo 3 without windows."""
 
 OLMO: Final = Architecture(
     name="olmo",
     hf_readers={
         "Olmo2ForCausalLM": LlamaConfigReader("olmo2", no_windows, norms=NORMS, qk_norm="rows"),
-        "Olmo3ForCausalLM": Olmo3ConfigReader("olmo3", _windows, norms=NORMS, qk_norm="rows"),
+        "Olmo3ForCausalLM": _OLMO3,
         "OlmoHybridForCausalLM": OlmoHybridConfigReader("olmo_hybrid", no_windows, norms=NORMS, qk_norm="rows"),
     },
     stacked_names={
         "model.layers.{}.input_layernorm": "model.layers.{}.attention_layer_norm",
         "model.layers.{}.post_attention_layernorm": "model.layers.{}.feedforward_layer_norm",
     },
-    gguf_readers={"olmo2": read_olmo_gguf},
+    gguf_readers={"olmo2": _OLMO3},
     gguf_names={
         **GGUF_NAMES,
         "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",

@@ -12,13 +12,12 @@ from typing import Any, Final
 
 from chairlift.models.architectures.llama import LlamaConfigReader, uniform_windows
 from chairlift.models.declaration.attention_spec import RopeConfig
-from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.reading.architecture import Architecture, GGUFHeader
+from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields
-from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
+from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import read_head_dim
 from chairlift.models.reading.llama_sizes import LlamaSizes
-from chairlift.models.reading.rope_fields import rotated_dims
+from chairlift.models.reading.rope_fields import read_gguf_rope, rotated_dims
 
 ORIGINAL_CONTEXT: Final = 4096
 """The context before LongRoPE, in files that do not contain it."""
@@ -31,7 +30,7 @@ SCALINGS: Final = ("default", "longrope", "su", "yarn")
 
 
 class Phi3ConfigReader(LlamaConfigReader):
-    """The reader of the `config.json` of Phi-3 and Phi-4."""
+    """The reader of Phi-3 and Phi-4."""
 
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
         for key in ("interpolate_factor", "full_attn_mod"):
@@ -39,9 +38,10 @@ class Phi3ConfigReader(LlamaConfigReader):
         return replace(super().read_sizes(fields), fused_projections=FUSED)
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
+        head_dim = read_head_dim(fields, fields.uniform("num_attention_heads"))
+        if isinstance(fields, GGUFHeader):
+            return _read_gguf_rope(fields, head_dim)
         nested = fields.mapping("rope_parameters") or fields.mapping("rope_scaling")
-        heads = fields.integer("num_attention_heads")
-        head_dim = read_head_dim(fields, "head_dim", "hidden_size", "num_attention_heads", heads)
         theta = fields.number("rope_theta", 10_000.0)
         part = fields.number("partial_rotary_factor", 1.0, high=1.0)
         original = fields.integer("original_max_position_embeddings", ORIGINAL_CONTEXT, low=2)
@@ -105,34 +105,27 @@ def _are_factors(values: Any, expected: int) -> bool:
     )
 
 
-def read_phi3_gguf(header: GGUFHeader) -> ModelConfig:
-    """Read the metadata of a GGUF file of Phi-3 or Phi-4."""
-    fields = header.fields
-    sizes = read_gguf_sizes(header, has_longrope=True, rotates_part=True)
-    window = fields.integer("attention.sliding_window", 0, low=0)
+def _read_gguf_rope(header: GGUFHeader, head_dim: int) -> RopeConfig:
+    rope = read_gguf_rope(header, has_longrope=True)
     names = ("rope_factors_short.weight", "rope_factors_long.weight")
-    rope = sizes.rope
-    if all(name in header.rope_factors for name in names):
-        rope = _with_longrope(
-            fields,
-            rope,
-            {name: header.rope_factors[name] for name in names},
-            head_dim=sizes.head_dim,
-            original=fields.integer("rope.scaling.original_context_length", ORIGINAL_CONTEXT),
-            attention=fields.number("rope.scaling.attn_factor", 1.0),
-        )
-    return replace(
-        sizes,
-        rope=rope,
-        sliding_windows=(window or None,) * sizes.num_layers,
-        fused_projections=FUSED,
-    ).declare()
+    if not all(name in header.rope_factors for name in names):
+        return rope
+    return _with_longrope(
+        header,
+        rope,
+        {name: header.rope_factors[name] for name in names},
+        head_dim=head_dim,
+        original=header.integer("original_max_position_embeddings", ORIGINAL_CONTEXT),
+        attention=header.number("rope.scaling.attn_factor", 1.0),
+    )
 
+
+READER: Final = Phi3ConfigReader("phi3", uniform_windows, qkv_bias=False)
 
 PHI3: Final = Architecture(
     name="phi3",
-    hf_readers={"Phi3ForCausalLM": Phi3ConfigReader("phi3", uniform_windows, qkv_bias=False)},
-    gguf_readers={"phi3": read_phi3_gguf},
+    hf_readers={"Phi3ForCausalLM": READER},
+    gguf_readers={"phi3": READER},
     gguf_names={
         **GGUF_NAMES,
         "model.layers.{}.self_attn.qkv_proj": "blk.{}.attn_qkv",

@@ -22,14 +22,14 @@ from chairlift.models.declaration.layer_spec import LayerSpec
 from chairlift.models.declaration.matrix_spec import ATTENTION, PROJECTIONS, ROUTER, MatrixSpec, NormSpec
 from chairlift.models.declaration.model_config import ModelConfig, PredictorSpec
 from chairlift.models.declaration.recurrence_spec import RecurrenceSpec
-from chairlift.models.reading.architecture import Architecture, GGUFHeader, StoredName
+from chairlift.models.reading.architecture import Architecture, StoredName
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
 from chairlift.models.reading.delta_sizes import DeltaSizes, read_delta_sizes
 from chairlift.models.reading.expert_fields import read_dense_layers, read_experts
-from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
-from chairlift.models.reading.layer_fields import check_recurrent_layers, read_text_model, read_width
+from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
+from chairlift.models.reading.layer_fields import check_recurrent_layers, read_text_model
 from chairlift.models.reading.llama_sizes import LlamaSizes
-from chairlift.models.reading.rope_fields import read_partial_rope, rotated_dims
+from chairlift.models.reading.rope_fields import read_partial_rope
 
 LAYER_TYPES: Final = {"linear_attention": True, "full_attention": False}
 """Type of a layer -> whether it has the gated delta rule in place of attention."""
@@ -143,36 +143,34 @@ class Qwen35Sizes:
         return replace(layer, feed_forward=network).beside_experts(layer.feed_forward, gate)
 
 
-# -- config.json -----------------------------------------------------------------------------------------------------
-
-
 class Qwen35ConfigReader(LlamaConfigReader):
-    """The reader of the `config.json` of a text model."""
+    """The reader of a text model. GGUF files have complete norms and another order of value heads."""
 
     def __call__(self, fields: ConfigFields) -> ModelConfig:
         fields.ignore("mlp_only_layers", "output_gate_type")  # No effect, unless a model has experts.
         fields.allow_only("attn_output_gate", True, "attention of Qwen3.5 has a gate")
-        sizes = replace(self.read_sizes(fields), norm_weight_offset=1.0, qk_norm="heads")
-        shared: int | None = None
+        sizes, shared = replace(self.read_sizes(fields), qk_norm="heads"), None
         if self.name != "qwen3_5":
             fields.ignore("intermediate_size")  # Has no effect, unless layers without experts have this size.
-            is_next, inner = self.name == "qwen3_next", fields.integer("moe_intermediate_size")
+            is_next = self.name == "qwen3_next"
             adds_up = not is_next or fields.flag("norm_topk_prob", True)
-            experts = read_experts(fields, inner, "chosen" if adds_up else "all")
+            experts = read_experts(fields, "chosen" if adds_up else "all")
             if is_next:
                 experts = replace(experts, dense_layers=read_dense_layers(fields, sizes.num_layers))
             sizes, shared = replace(sizes, experts=experts), fields.integer("shared_expert_intermediate_size")
+        if isinstance(fields, GGUFHeader):
+            return _read_gguf(fields, sizes, shared)
+        sizes = replace(sizes, norm_weight_offset=1.0)
         layers, predictor = _read_layers(fields, sizes.num_layers), _read_predictor(fields)
         inputs = GROUPED if self.name == "qwen3_next" else SEPARATE
         return Qwen35Sizes(sizes, read_delta_sizes(fields), layers, inputs, shared, predictor).declare()
 
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
         sizes = super().read_sizes(fields)
-        share, rope = read_partial_rope(fields, self.default_theta, ROTATED_SHARE)
         dtype = "dtype" if fields.get("dtype") is not None else "torch_dtype"
         return replace(
             sizes,
-            rope=replace(rope, rotary_dim=rotated_dims(fields, sizes.head_dim, share)),
+            rope=read_partial_rope(fields, self.default_theta, ROTATED_SHARE),
             dtype=fields.get(dtype, "float32"),
         )
 
@@ -193,32 +191,18 @@ def _read_layers(fields: ConfigFields, layers: int) -> list[bool]:
     return check_recurrent_layers(fields, "layer_types", types, layers, LAYER_TYPES)
 
 
-# -- GGUF ------------------------------------------------------------------------------------------------------------
-
-
-def read_qwen35_gguf(header: GGUFHeader) -> ModelConfig:
-    """Read the metadata of a GGUF file, whose norms are complete, and whose value heads have another order."""
-    fields, is_moe = header.fields, header.name != "qwen35"
-    fields.ignore("rope.dimension_sections", "expert_weights_scale")
-    sizes = read_gguf_sizes(header, expert_softmax="chosen" if is_moe else None, has_recurrence=True)
-    further = fields.integer("nextn_predict_layers", 0, low=0, high=sizes.num_layers - 1)
+def _read_gguf(header: GGUFHeader, sizes: LlamaSizes, shared: int | None) -> ModelConfig:
+    """Read the properties of a GGUF file that those of a `config.json` do not have."""
+    header.ignore("rope.dimension_sections", "expert_weights_scale")
+    further = header.integer("nextn_predict_layers", 0, low=0, high=sizes.num_layers - 1)
     sizes = replace(sizes, num_layers=sizes.num_layers - further)
-    heads, inner = fields.integer("ssm.time_step_rank"), fields.integer("ssm.inner_size")
-    key_heads = fields.integer("ssm.group_count")
-    exact_quotient(fields, "ssm.time_step_rank", heads, "ssm.group_count", key_heads)
-    delta = DeltaSizes(
-        num_key_heads=key_heads,
-        num_heads=heads,
-        key_dim=fields.integer("ssm.state_size"),
-        value_dim=exact_quotient(fields, "ssm.inner_size", inner, "ssm.time_step_rank", heads),
-        width=read_width(fields, "ssm.conv_kernel"),
-        has_tiled_keys=header.name != "qwen3next",
-    )
+    heads, inner = header.integer("linear_num_value_heads"), header.integer("ssm.inner_size")
+    value_dim = exact_quotient(header, "ssm.inner_size", inner, "linear_num_value_heads", heads)
+    header.set_defaults({"linear_value_head_dim": value_dim})
+    delta = replace(read_delta_sizes(header), has_tiled_keys=header.name != "qwen3next")
     inputs = GROUPED_GATES if header.name == "qwen3next" else SEPARATE
-    recurrent = _read_gguf_layers(fields, sizes.num_layers, further)
-    shared = fields.integer("expert_shared_feed_forward_length") if is_moe else None
-    sizes, predictor = replace(sizes, qk_norm="heads"), None
-    prefix = f"model.layers.{sizes.num_layers}"
+    recurrent = _read_gguf_layers(header, sizes.num_layers, further)
+    predictor, prefix = None, f"model.layers.{sizes.num_layers}"
     if further == 1 and f"blk.{sizes.num_layers}.nextn.embed_tokens.weight" not in header.tensor_names:
         names = ("eh_proj", "enorm", "hnorm", "shared_head.norm")
         predictor = PredictorNames(prefix, *(f"{prefix}.{name}" for name in names))
@@ -284,19 +268,20 @@ QWEN35_GGUF_NAMES: Final[Mapping[str, str | StoredName]] = {
     "model.layers.{}.shared_head.norm": "blk.{}.nextn.shared_head_norm",
 }
 
-DENSE: Final = Qwen35ConfigReader("qwen3_5", no_windows)
-MOE: Final = Qwen35ConfigReader("qwen3_5_moe", no_windows, inner_key="moe_intermediate_size")
+DENSE: Final = Qwen35ConfigReader("qwen3_5", no_windows, has_recurrence=True)
+MOE: Final = replace(DENSE, name="qwen3_5_moe", inner_key="moe_intermediate_size")
+NEXT: Final = replace(DENSE, name="qwen3_next")
 
 QWEN35: Final = Architecture(
     name="qwen3.5",
     hf_readers={
         "Qwen3_5ForCausalLM": DENSE,
         "Qwen3_5MoeForCausalLM": MOE,
-        "Qwen3NextForCausalLM": Qwen35ConfigReader("qwen3_next", no_windows),
+        "Qwen3NextForCausalLM": NEXT,
         "Qwen3_5ForConditionalGeneration": lambda fields: read_text_model(fields, DENSE),
         "Qwen3_5MoeForConditionalGeneration": lambda fields: read_text_model(fields, MOE),
     },
-    gguf_readers=dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), read_qwen35_gguf),
+    gguf_readers={"qwen35": DENSE, "qwen35moe": MOE, "qwen3next": NEXT},
     gguf_names=QWEN35_GGUF_NAMES,
     other_prefixes=(("model.", "model.language_model."),),
     stacked_names={**_stacked("model.layers.{}"), **_stacked("mtp.layers.{}")},

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from chairlift.models.architectures.llama import LlamaConfigReader, no_windows, read_llama_gguf
+from chairlift.models.architectures.llama import LlamaConfigReader, no_windows, uniform_windows
 from chairlift.models.reading.architecture import Architecture
-from chairlift.models.reading.gguf_sizes import GGUF_NAMES
+from chairlift.models.reading.gguf_header import GGUF_NAMES
 
 SEED_OSS: Final = Architecture(
     name="seed_oss",
@@ -19,6 +19,6 @@ SEED_OSS: Final = Architecture(
             defaults={"attention_bias": True, "head_dim": 128, "num_key_value_heads": 8},
         )
     },
-    gguf_readers={"seed_oss": read_llama_gguf},
+    gguf_readers={"seed_oss": LlamaConfigReader("seed_oss", uniform_windows)},
     gguf_names={**GGUF_NAMES, "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm"},
 )

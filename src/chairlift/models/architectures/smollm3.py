@@ -8,9 +8,9 @@ from typing import Final
 
 from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.reading.architecture import Architecture, GGUFHeader
+from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields
-from chairlift.models.reading.gguf_sizes import GGUF_NAMES, read_gguf_sizes
+from chairlift.models.reading.gguf_header import GGUF_NAMES
 from chairlift.models.reading.layer_fields import read_layer_windows
 
 INTERVAL: Final = 4
@@ -18,7 +18,7 @@ INTERVAL: Final = 4
 
 
 def read_smollm3(fields: ConfigFields) -> ModelConfig:
-    """Read the `config.json` of a SmolLM3 model."""
+    """Read a SmolLM3 model. GGUF files do not contain the layers without rotary embedding."""
     sizes = _READER.read_sizes(fields)
     has_rope = _read_layers_with_rope(fields, sizes.num_layers)
     windows = sizes.sliding_windows
@@ -44,15 +44,8 @@ def _windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     fields.ignore("max_window_layers")  # transformers ignores it.
     types = fields.get("layer_types")
     uses_windows = fields.flag("use_sliding_window", False)
-    window = None if fields.get("sliding_window") is None else fields.integer("sliding_window")
+    window = fields.window() if uses_windows else fields.get("sliding_window")
     return () if types is None else read_layer_windows(fields, types, layers, window if uses_windows else None)
-
-
-def read_smollm3_gguf(header: GGUFHeader) -> ModelConfig:
-    """Read the metadata of a GGUF file of SmolLM3, which does not contain the layers without rotary embedding."""
-    sizes = read_gguf_sizes(header)
-    ropes = [sizes.rope if (layer + 1) % INTERVAL else None for layer in range(sizes.num_layers)]
-    return replace(sizes, ropes=ropes).declare()
 
 
 _READER: Final = LlamaConfigReader(
@@ -62,7 +55,7 @@ _READER: Final = LlamaConfigReader(
 SMOLLM3: Final = Architecture(
     name="smollm3",
     hf_readers={"SmolLM3ForCausalLM": read_smollm3},
-    gguf_readers={"smollm3": read_smollm3_gguf},
+    gguf_readers={"smollm3": read_smollm3},
     gguf_names=GGUF_NAMES,
     gguf_interleaved=frozenset(("smollm3",)),
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 from chairlift.models.declaration.matrix_spec import StoredRows
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.config_fields import ConfigFields
+from chairlift.models.reading.gguf_header import GGUFHeader
 
 if TYPE_CHECKING:
     import torch
@@ -76,25 +77,6 @@ class StoredName(NamedTuple):
         parts = rows.reshape((-1, self.row_step, size, *row_shape))
         selected = parts[:, self.first_row].reshape((-1, *row_shape))
         return selected
-
-
-@dataclass(frozen=True, slots=True)
-class GGUFHeader:
-    """The metadata and tensor names of a GGUF file.
-
-    Attributes:
-        name: the value of `general.architecture`.
-        fields: the metadata whose keys begin with that name.
-        tokens: the metadata whose keys begin with `tokenizer.ggml.`.
-        tensor_names: the names of all tensors in the file.
-        rope_factors: the factors of rotary embeddings in the file, by the name of the tensor (`rope_freqs.weight`).
-    """
-
-    name: str
-    fields: ConfigFields
-    tokens: ConfigFields
-    tensor_names: Collection[str]
-    rope_factors: Mapping[str, Sequence[float]]
 
 
 HFReader = Callable[[ConfigFields], ModelConfig]

@@ -30,15 +30,20 @@ class ConfigFields:
 
     def error(self, key: str, problem: str) -> ModelLoadError:
         """Return an error that names the file and the key, for the caller to raise."""
-        return ModelLoadError(f"{self.source}: {self._prefix}{key} {problem}")
+        return ModelLoadError(f"{self.source}: {self._prefix}{self.name_of(key)} {problem}")
+
+    def name_of(self, key: str) -> str:
+        """Return the name that the field has in the file."""
+        return key
 
     def set_defaults(self, values: Mapping[str, Any]) -> None:
         """Set the values of fields that the file does not contain, which precede the default of a read."""
         self._defaults |= values
 
     def get(self, key: str, default: Any = None) -> Any:
-        self._read_keys.add(key)
-        value = self._values.get(self._prefix + key)
+        name = self.name_of(key)
+        self._read_keys.add(name)
+        value = self._values.get(self._prefix + name)
         value = self._defaults.get(key) if value is None else value
         if value is None and default is REQUIRED:
             raise self.error(key, "is missing; the file is incomplete or of an unsupported kind")
@@ -46,11 +51,28 @@ class ConfigFields:
 
     def ignore(self, *keys: str) -> None:
         """Declare that these fields have no influence on the model, so that they are no error."""
-        self._read_keys.update(keys)
+        self._read_keys.update(map(self.name_of, keys))
 
     def is_null(self, key: str) -> bool:
         """Whether the file has the field with the value null."""
-        return self._values.get(self._prefix + key, 0) is None
+        return self._values.get(self._prefix + self.name_of(key), 0) is None
+
+    def window(self, default: Any = None) -> int | None:
+        """Read `sliding_window`; None without one. The value null overrules the default, unless it is REQUIRED."""
+        key = "sliding_window"
+        has_none = default is not REQUIRED and self.is_null(key)
+        return None if has_none or self.get(key, default) is None else self.integer(key, default)
+
+    def uniform(self, key: str, default: Any = REQUIRED, *, ignores_zeros: bool = False) -> int:
+        """Read an integer that some files repeat for each layer, and reject different values."""
+        value = self.get(key, default)
+        if not isinstance(value, list):
+            return self.integer(key, default)
+        if ignores_zeros:
+            value = [item for item in value if item != 0]
+        if not value or any(item != value[0] for item in value):
+            raise self.error(key, f"differs between layers ({value!r}), which is not supported")
+        return self.as_integer(key, value[0])
 
     def integer(self, key: str, default: Any = REQUIRED, *, low: int = 1, high: int = MAX_DIMENSION) -> int:
         return self.as_integer(key, self.get(key, default), low=low, high=high)
@@ -154,7 +176,7 @@ def exact_quotient(fields: ConfigFields, key: str, value: int, by_key: str, by: 
         ModelLoadError: `value` is not a multiple of `by`; the message names both keys.
     """
     if value % by:
-        raise fields.error(key, f"({value}) must be a multiple of {by_key} ({by})")
+        raise fields.error(key, f"({value}) must be a multiple of {fields.name_of(by_key)} ({by})")
     return value // by
 
 

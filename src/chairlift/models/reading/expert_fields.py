@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from chairlift.kernels.routing import ExpertRouting, ExpertSoftmax
-from chairlift.models.reading.config_fields import ConfigFields
+from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes
 
 NUM_EXPERTS: Final = ("num_experts", "num_local_experts")
@@ -18,24 +18,29 @@ SIGMOID_GATING: Final = 2
 
 def read_experts(
     fields: ConfigFields,
-    intermediate_size: int,
     softmax: ExpertSoftmax,
+    intermediate_size: Any = REQUIRED,
     names: ExpertNames | None = None,
+    gating: int = SOFTMAX_GATING,
 ) -> ExpertSizes:
-    """Read the experts of a `config.json`; every layer has them.
+    """Read the experts of a model; every layer has them.
 
     Args:
-        intermediate_size: the inner size of one expert.
         softmax: see ExpertRouting.
-        names: see ExpertSizes; None for its default.
+        intermediate_size: the inner size of one expert in files that do not contain it.
+        names: see ExpertSizes; None for its default, which all GGUF files have.
+        gating: SOFTMAX_GATING or SIGMOID_GATING.
     """
     found = [key for key in NUM_EXPERTS if fields.get(key) is not None] or [NUM_EXPERTS[0]]
     count = fields.integer(found[0])
     for other in found[1:]:
         fields.allow_only(other, count, f"{found[0]} is {count}")
+    fields.allow_only("expert_gating_func", gating, f"the architecture requires {gating} (1: softmax, 2: sigmoid)")
+    is_norm = softmax == "chosen"
+    fields.allow_only("expert_weights_norm", is_norm, f"the architecture requires {is_norm}")
     chosen = fields.integer("num_experts_per_tok", high=count)
-    routing = ExpertRouting(chosen, softmax)
-    return ExpertSizes(count, intermediate_size, routing, names=names or ExpertNames())
+    inner = fields.integer("moe_intermediate_size", intermediate_size)
+    return ExpertSizes(count, inner, ExpertRouting(chosen, softmax), names=names or ExpertNames())
 
 
 def read_softmax(fields: ConfigFields) -> ExpertSoftmax:
@@ -56,25 +61,3 @@ def read_dense_layers(fields: ConfigFields, layers: int) -> frozenset[int]:
     for number in listed:
         fields.as_integer("mlp_only_layers", number, low=0, high=layers - 1)
     return frozenset(listed) | {index for index in range(layers) if (index + 1) % step}
-
-
-def read_gguf_experts(
-    fields: ConfigFields, intermediate_size: int, softmax: ExpertSoftmax | None, gating: int = SOFTMAX_GATING
-) -> ExpertSizes | None:
-    """Read the experts of a GGUF file, or return None if it has none; else every layer has them.
-
-    Args:
-        intermediate_size: the inner size of one expert in files that do not contain it.
-        softmax: see ExpertRouting; None if the architecture has no experts.
-        gating: SOFTMAX_GATING or SIGMOID_GATING.
-    """
-    if softmax is None or fields.get("expert_count", 0) == 0:
-        fields.allow_only("expert_count", 0, "this architecture has no experts")
-        fields.allow_only("expert_used_count", 0, "the file has no experts")
-        return None
-    count = fields.integer("expert_count")
-    fields.allow_only("expert_gating_func", gating, f"the architecture requires {gating} (1: softmax, 2: sigmoid)")
-    is_norm = softmax == "chosen"
-    fields.allow_only("expert_weights_norm", is_norm, f"the architecture requires {is_norm}")
-    routing = ExpertRouting(fields.integer("expert_used_count", high=count), softmax)
-    return ExpertSizes(count, fields.integer("expert_feed_forward_length", intermediate_size), routing)

@@ -9,6 +9,7 @@ from typing import Any, Final
 from chairlift.errors import ModelLoadError
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, exact_quotient
+from chairlift.models.reading.gguf_header import GGUFHeader
 from chairlift.models.reading.neutral_fields import IMAGE_FIELDS
 
 MAX_LAYERS: Final = 4096
@@ -16,15 +17,39 @@ MAX_WIDTH: Final = 16
 """The largest width of a convolution."""
 
 
-def read_head_dim(fields: ConfigFields, key: str, hidden_key: str, heads_key: str, heads: int) -> int:
-    """Read the head size at `key`; if it is absent, it is the hidden size divided by the number of heads."""
-    if fields.get(key) is None:
-        head_dim = exact_quotient(fields, hidden_key, fields.integer(hidden_key), heads_key, heads)
+def read_head_dim(fields: ConfigFields, heads: int) -> int:
+    """Read the head size; if it is absent, it is the hidden size divided by the number of heads."""
+    if fields.get("head_dim") is None:
+        hidden_size = fields.integer("hidden_size")
+        head_dim = exact_quotient(fields, "hidden_size", hidden_size, "num_attention_heads", heads)
     else:
-        head_dim = fields.integer(key, high=4096)
+        head_dim = fields.integer("head_dim", high=4096)
     if head_dim % 2:
-        raise fields.error(key, f"must be even for rotary embeddings, got {head_dim}")
+        raise fields.error("head_dim", f"must be even for rotary embeddings, got {head_dim}")
     return head_dim
+
+
+def read_windows(fields: ConfigFields, layers: int, pattern: int, default: Any = REQUIRED) -> Sequence[int | None]:
+    """Read the window of each layer.
+
+    `layer_types` has the type of each layer, and `sliding_window_pattern` is a number n (every n-th layer has no
+    window) or, in GGUF files, a Boolean for each layer.
+
+    Args:
+        pattern: n in files that contain neither.
+        default: the window in a `config.json` that does not contain it.
+    """
+    key, window = "sliding_window_pattern", fields.window(default)
+    if (types := fields.get("layer_types")) is not None:
+        fields.ignore(key)  # No effect beside layer_types.
+        return read_layer_windows(fields, types, layers, window)
+    value = fields.get(key)
+    if not isinstance(value, list):
+        n = fields.integer(key, pattern)
+        return tuple(window if (layer + 1) % n else None for layer in range(layers))
+    if len(value) != layers or not all(isinstance(item, bool) for item in value):
+        raise fields.error(key, f"must be a number or hold true or false for each of {layers} layers, got {value!r}")
+    return tuple(window if item else None for item in value)
 
 
 def read_layer_windows(fields: ConfigFields, types: Any, layers: int, window: int | None) -> Sequence[int | None]:
@@ -47,7 +72,8 @@ def read_layer_windows(fields: ConfigFields, types: Any, layers: int, window: in
 
 
 def read_width(fields: ConfigFields, key: str, default: Any = REQUIRED) -> int:
-    """Read the width of a convolution."""
+    """Read the width of a convolution, which GGUF files contain."""
+    default = REQUIRED if isinstance(fields, GGUFHeader) else default
     return fields.integer(key, default, low=2, high=MAX_WIDTH)
 
 
@@ -101,8 +127,3 @@ def check_single_score(fields: ConfigFields) -> None:
     count = len(labels) if isinstance(labels, dict) else fields.get("num_labels", 2)
     if count != 1:
         raise fields.error("id2label", f"must have one label, as cross-encoders do, got {count}")
-
-
-def repeat_windows(layers: int, window: int | None, pattern: int) -> Sequence[int | None]:
-    """Return the windows of layers of which every `pattern`-th has none."""
-    return tuple(window if (layer + 1) % pattern else None for layer in range(layers))

@@ -10,8 +10,8 @@ from chairlift.kernels.recurrence_sizes import Mamba2Sizes, sizes_of
 from chairlift.models.declaration.matrix_spec import RECURRENCE, MatrixSpec, NormSpec
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.declaration.recurrence_spec import ConvolutionSpec, Mamba2Spec, RecurrenceSpec
-from chairlift.models.reading.architecture import GGUFHeader
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
+from chairlift.models.reading.gguf_header import GGUFHeader
 from chairlift.models.reading.layer_fields import read_width
 
 INFINITY: Final = {"__float__": "Infinity"}
@@ -84,15 +84,15 @@ def read_gguf_mamba_sizes(header: GGUFHeader, eps: float) -> MambaSizes:
     Args:
         eps: of the norm.
     """
-    fields, endings = header.fields, {name.split(".", 2)[-1] for name in header.tensor_names}
-    heads, inner = fields.integer("ssm.time_step_rank"), fields.integer("ssm.inner_size")
-    groups = read_group_count(fields, "ssm.group_count", "ssm.time_step_rank", heads)
+    endings = {name.split(".", 2)[-1] for name in header.tensor_names}
+    heads, inner = header.integer("ssm.time_step_rank"), header.integer("ssm.inner_size")
+    groups = read_group_count(header, "ssm.group_count", "ssm.time_step_rank", heads)
     return MambaSizes(
         num_heads=heads,
-        head_dim=exact_quotient(fields, "ssm.inner_size", inner, "ssm.time_step_rank", heads),
+        head_dim=exact_quotient(header, "ssm.inner_size", inner, "ssm.time_step_rank", heads),
         num_groups=groups,
-        state_size=fields.integer("ssm.state_size"),
-        width=read_width(fields, "ssm.conv_kernel"),
+        state_size=header.integer("ssm.state_size"),
+        width=read_width(header, "ssm.conv_kernel"),
         conv_bias="ssm_conv1d.bias" in endings,
         input_bias="ssm_in.bias" in endings,
         output_bias="ssm_out.bias" in endings,

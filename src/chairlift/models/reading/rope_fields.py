@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
+from chairlift.models.reading.gguf_header import GGUFHeader
+from chairlift.models.reading.layer_fields import read_head_dim
 
 WHOLE_HEAD = "the rotation must cover the whole head"
 
@@ -17,10 +19,12 @@ NOT_ROTATED: Final = 1e30
 
 
 def read_rope(fields: ConfigFields, default_theta: float = 10_000.0) -> RopeConfig:
-    """Read the rotary embedding of a `config.json`.
+    """Read the rotary embedding of a model.
 
     transformers 5 writes `rope_parameters`; earlier versions write `rope_theta` and `rope_scaling`.
     """
+    if isinstance(fields, GGUFHeader):
+        return read_gguf_rope(fields)
     fields.allow_only("partial_rotary_factor", 1.0, WHOLE_HEAD)
     scaling = fields.mapping("rope_parameters") or fields.mapping("rope_scaling")
     if scaling is None:
@@ -28,19 +32,21 @@ def read_rope(fields: ConfigFields, default_theta: float = 10_000.0) -> RopeConf
     return _read_scaling(fields, scaling, _theta(fields, scaling, default_theta))
 
 
-def read_partial_rope(fields: ConfigFields, default_theta: float, default_share: float) -> tuple[float, RopeConfig]:
-    """Read the share of the dimensions of a head that are rotated, and the rotary embedding of a `config.json`.
+def read_partial_rope(fields: ConfigFields, default_theta: float, default_share: float) -> RopeConfig:
+    """Read the rotary embedding of a model that rotates a share of the dimensions of a head.
 
     The sections of models with images (`mrope_section`) are positions in a picture; those of text are all equal.
     """
+    if isinstance(fields, GGUFHeader):
+        return read_gguf_rope(fields, is_partial=True)
     share = fields.number("partial_rotary_factor", default_share, high=1.0)
-    scaling = fields.mapping("rope_parameters") or fields.mapping("rope_scaling")
-    if scaling is None:
-        return share, RopeConfig(theta=fields.number("rope_theta", default_theta))
-    scaling.ignore("mrope_section", "mrope_interleaved")
-    share = scaling.number("partial_rotary_factor", share, high=1.0)
-    theta = _theta(fields, scaling, default_theta)
-    return share, _read_scaling(fields, scaling, theta, is_partial=True)
+    rope = RopeConfig(theta=fields.number("rope_theta", default_theta))
+    if (scaling := fields.mapping("rope_parameters") or fields.mapping("rope_scaling")) is not None:
+        scaling.ignore("mrope_section", "mrope_interleaved")
+        share = scaling.number("partial_rotary_factor", share, high=1.0)
+        rope = _read_scaling(fields, scaling, _theta(fields, scaling, default_theta), is_partial=True)
+    head_dim = read_head_dim(fields, fields.integer("num_attention_heads"))
+    return replace(rope, rotary_dim=rotated_dims(fields, head_dim, share))
 
 
 def rotated_dims(fields: ConfigFields, head_dim: int, share: float) -> int | None:
@@ -61,6 +67,8 @@ def read_layer_ropes(fields: ConfigFields, local_theta: float, theta: float) -> 
     Args:
         local_theta, theta: the bases in files that do not contain them.
     """
+    if isinstance(fields, GGUFHeader):
+        return RopeConfig(theta=fields.number("rope_local_base_freq", local_theta)), read_gguf_rope(fields)
     both = fields.mapping("rope_parameters")
     if both is None:
         scaling, base = fields.mapping("rope_scaling"), fields.number("rope_theta", theta)
@@ -169,28 +177,33 @@ _SCALINGS: Final[dict[str, Callable[[RopeConfig, ConfigFields], RopeConfig]]] = 
 """`rope_type` -> the reader of its parameters."""
 
 
-def read_gguf_rope(
-    fields: ConfigFields, head_dim: int, rope_freqs: Sequence[float] | None, *, has_longrope: bool = False
-) -> RopeConfig:
+def read_gguf_rope(header: GGUFHeader, *, is_partial: bool = False, has_longrope: bool = False) -> RopeConfig:
     """Read the rotary embedding of a GGUF file.
 
     Args:
-        rope_freqs: the tensor `rope_freqs.weight`, or None if the file has no such tensor.
-        has_longrope: whether the caller adds the factors of LongRoPE, which are tensors.
+        is_partial: whether a part of each head may be rotated.
+        has_longrope: the same, and the caller adds the factors of LongRoPE, which are tensors.
     """
-    rope = RopeConfig(theta=fields.number("rope.freq_base", 10000.0))
+    head_dim = read_head_dim(header, header.uniform("num_attention_heads"))
+    rotary_dim = header.integer("rope.dimension_count", head_dim, high=head_dim)
+    if not is_partial and not has_longrope:
+        header.allow_only("rope.dimension_count", head_dim, WHOLE_HEAD)
+    rope = RopeConfig(header.number("rope_theta"), rotary_dim=None if rotary_dim == head_dim else rotary_dim)
     if has_longrope:
-        fields.choice("rope.scaling.type", ("none", "longrope"), "none")
+        header.choice("rope.scaling.type", ("none", "longrope"), "none")
         return rope
-    kind = fields.choice("rope.scaling.type", ("none", "linear", "yarn"), "none")
+    kind = header.choice("rope.scaling.type", ("none", "linear", "yarn"), "none")
     if kind == "yarn":
-        return _gguf_yarn(fields, rope)
-    fields.allow_only("rope.scaling.attn_factor", 1.0, "only YaRN and LongRoPE have an attention factor")
-    key = "rope.scaling.factor" if fields.get("rope.scaling.factor") is not None else "rope.scale_linear"
-    factor = fields.number(key, 1.0) if kind == "linear" or key == "rope.scale_linear" else 1.0
-    if rope_freqs is None:
+        return _gguf_yarn(header, rope)
+    header.allow_only("rope.scaling.attn_factor", 1.0, "only YaRN and LongRoPE have an attention factor")
+    key = "rope.scaling.factor" if header.get("rope.scaling.factor") is not None else "rope.scale_linear"
+    factor = header.number(key, 1.0) if kind == "linear" or key == "rope.scale_linear" else 1.0
+    factors = header.rope_factors.get("rope_freqs.weight")
+    if factors is None:
         return rope if factor == 1.0 else replace(rope, scaling="linear", factor=factor)
-    return replace(rope, scaling="factors", freq_factors=_freq_factors(fields, head_dim, rope_freqs, factor))
+    if len(factors) != head_dim // 2 or not all(0 < value < math.inf for value in factors):
+        raise header.error("rope.dimension_count", f"requires {head_dim // 2} positive numbers in rope_freqs.weight")
+    return replace(rope, scaling="factors", freq_factors=tuple(float(value) * factor for value in factors))
 
 
 def _gguf_yarn(fields: ConfigFields, rope: RopeConfig) -> RopeConfig:
@@ -209,9 +222,3 @@ def _gguf_yarn(fields: ConfigFields, rope: RopeConfig) -> RopeConfig:
         beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1),
         attention_factor=fields.number("rope.scaling.attn_factor", 1.0) * attention,
     )
-
-
-def _freq_factors(fields: ConfigFields, head_dim: int, rope_freqs: Sequence[float], factor: float) -> tuple[float, ...]:
-    if len(rope_freqs) != head_dim // 2 or not all(0 < value < float("inf") for value in rope_freqs):
-        raise fields.error("rope.dimension_count", f"requires {head_dim // 2} positive numbers in rope_freqs.weight")
-    return tuple(float(value) * factor for value in rope_freqs)
