@@ -13,7 +13,7 @@ import pytest
 from chairlift import EngineConfig
 from chairlift.engine.process.engine_child import EngineChild, wait_for_facts
 from chairlift.engine.process.watchdog import Watchdog
-from chairlift.engine.process.wire import EngineFailed
+from chairlift.engine.process.wire import EngineFailed, FrontLink
 from chairlift.errors import ConfigError
 from chairlift.system.child_process import ChildProcess
 from chairlift.system.control_groups import ControlGroups
@@ -49,6 +49,19 @@ def test_a_kill_is_described_with_the_memory_limit_of_the_control_group(
         child.close(0.0)
 
 
+def test_a_process_has_not_ended_before_its_last_messages_have_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = EngineChild(EngineConfig("no-model"), SLEEPS, logging.WARNING)
+    try:
+        child.kill()
+        child.exit_description()
+        assert child.has_ended
+        monkeypatch.setattr(FrontLink, "has_sender", True)
+        assert child.has_exited
+        assert not child.has_ended
+    finally:
+        child.close(0.0)
+
+
 def test_a_process_that_cannot_be_configured_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     processes: list[ChildProcess] = []
 
@@ -66,21 +79,26 @@ def test_a_process_that_cannot_be_configured_is_ended(monkeypatch: pytest.Monkey
 
 
 class EndingChild:
-    """A process whose last message arrives right after a wait for messages, together with its exit."""
+    """A process that has exited, whose last message arrives after some waits for it, with the end of its connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_waits: int) -> None:
         self.link = self
-        self.has_exited = False
+        self.num_waits = num_waits
+
+    @property
+    def has_ended(self) -> bool:
+        return self.num_waits <= 0
 
     def receive(self) -> EngineFailed | None:
-        return EngineFailed("the reason", "ConfigError") if self.has_exited else None
+        return EngineFailed("the reason", "ConfigError") if self.has_ended else None
 
     def wait(self, _seconds: float) -> bool:
-        self.has_exited = True
+        self.num_waits -= 1
         return False
 
 
-def test_the_last_message_is_read_before_the_exit_is_reported() -> None:
-    child: Any = EndingChild()
+@pytest.mark.parametrize("num_waits", [1, 5])
+def test_the_last_message_is_read_before_the_exit_is_reported(num_waits: int) -> None:
+    child: Any = EndingChild(num_waits)
     with pytest.raises(ConfigError, match="the reason"):
         wait_for_facts(child, Watchdog(60.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import json
 import logging
 import os
@@ -91,10 +92,15 @@ def test_after_a_kill_started_requests_are_lost_and_waiting_ones_run(tiny_model_
         client = started(config, faulty("none", 0, tmp_path))
         llm, received = AsyncLLM(client=client), EventList()
         llm.events.add(received)
+        hold, held = tmp_path / "hold", tmp_path / "held"
+        hold.touch()
         running = [asyncio.create_task(outcome(llm, [5, n], forced(200))) for n in range(4)]
-        await until(lambda: any(isinstance(event, Step) and event.num_running == 4 for event in received.events))
-        (hold := tmp_path / "hold").touch()
-        await until((tmp_path / "held").exists)
+        await until(held.exists)
+        for step in itertools.count(int(held.read_text()) + 1):
+            hold.write_text(str(step))
+            await until(lambda number=str(step): held.read_text() == number)
+            if any(isinstance(event, Step) and event.num_running == 4 for event in received.events):
+                break
         waiting = [asyncio.create_task(outcome(llm, [6, n], forced(n + 1))) for n in range(4)]
         await until(lambda: llm.num_unfinished == 8)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -129,6 +135,32 @@ def test_an_error_in_a_step_ends_its_requests(tiny_model_dir: ModelDir, tmp_path
         assert isinstance(broken, EngineDeadError)
         assert "device lost" in str(broken)
         assert len(tokens(waiting)) == 2
+        llm.close()
+
+    asyncio.run(run())
+
+
+def test_the_reason_of_an_exit_may_arrive_after_it(
+    tiny_model_dir: ModelDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        config = tiny_config(tiny_model_dir("llama"), max_num_seqs=8)
+        client = started(config, faulty("once-raise", 1, tmp_path, is_fake=True))
+        llm, exits = AsyncLLM(client=client), 0
+
+        def handle_exit(child: Any) -> None:
+            nonlocal exits
+            exits += 1
+            type(client)._handle_exit(client, child)
+
+        monkeypatch.setattr(client, "_handle_exit", handle_exit)
+        with monkeypatch.context() as late:
+            late.setattr(wire.FrontLink, "receive", lambda _link: None)
+            late.setattr(wire.FrontLink, "has_sender", True)
+            broken = asyncio.create_task(outcome(llm, [5], forced(50)))
+            await until(lambda: exits >= 3)
+            assert llm.status().state == "running"
+        assert "device lost" in str(await broken)
         llm.close()
 
     asyncio.run(run())

@@ -10,10 +10,10 @@ from chairlift.engine.process.commands import Abort, Add, Stop
 from chairlift.engine.process.engine_process import FrontEnd
 from chairlift.engine.process.wire import (
     EngineFailed,
+    FrontLink,
     LogLine,
     StepResult,
     open_engine_link,
-    open_front_link,
     unpack_events,
 )
 from chairlift.events import EVENT_TYPES, Event
@@ -21,7 +21,7 @@ from chairlift.outputs import EngineCoreOutput, Logprob, RequestStats, RequestTi
 from chairlift.request import FinishReason
 from chairlift.sampling_params import SamplingParams
 from chairlift.structured_outputs import Reasoning, StructuredOutputs
-from waiting import AMPLE_SECONDS
+from waiting import AMPLE_SECONDS, wait_for
 
 FULL_OUTPUT = EngineCoreOutput(
     "a~1",
@@ -59,7 +59,7 @@ def make_event(event_type: type[Event]) -> Event:
 
 
 def test_records_arrive_unchanged(tmp_path: Path) -> None:
-    front, engine = open_front_link(tmp_path), open_engine_link(tmp_path)
+    front, engine = FrontLink(tmp_path), open_engine_link(tmp_path)
     request = EngineRequest("a~1", [1, 2], PARAMS, 5, [2, 7], seed=2**64 - 1, arrival_time=0.5, leader_id="a~0")
     for message in (LogLine(20, "chairlift", "line"), EngineFailed("why"), StepResult([FULL_OUTPUT], [])):
         engine.send(message)
@@ -76,7 +76,7 @@ def test_records_arrive_unchanged(tmp_path: Path) -> None:
 
 
 def test_events_of_all_types_arrive_unchanged(tmp_path: Path) -> None:
-    front, engine = open_front_link(tmp_path), open_engine_link(tmp_path)
+    front, engine = FrontLink(tmp_path), open_engine_link(tmp_path)
     front_end = FrontEnd(engine)
     events = [make_event(kind) for kind in EVENT_TYPES.values()]
     for event in events:
@@ -89,3 +89,16 @@ def test_events_of_all_types_arrive_unchanged(tmp_path: Path) -> None:
     assert result.outputs == [FULL_OUTPUT]
     front.close()
     engine.close()
+
+
+def test_all_messages_have_arrived_when_the_sender_is_gone(tmp_path: Path) -> None:
+    front, engine = FrontLink(tmp_path), open_engine_link(tmp_path)
+    assert not front.has_sender
+    messages = [LogLine(20, "chairlift", str(number)) for number in range(20_000)]
+    for message in messages:
+        engine.send(message)
+    wait_for(lambda: front.has_sender)
+    engine.close(AMPLE_SECONDS)
+    wait_for(lambda: not front.has_sender)
+    assert [front.receive() for _ in messages] == messages
+    front.close()

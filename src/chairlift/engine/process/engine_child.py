@@ -20,7 +20,7 @@ from chairlift import errors
 from chairlift.config import EngineConfig
 from chairlift.engine.process.engine_process import STACKS_FILE, EngineLaunch
 from chairlift.engine.process.watchdog import Watchdog, main_frame
-from chairlift.engine.process.wire import EngineFailed, EngineReady, LogLine, open_front_link
+from chairlift.engine.process.wire import EngineFailed, EngineReady, FrontLink, LogLine
 from chairlift.engine.served_engine import EngineFacts
 from chairlift.errors import ConfigError, EngineDeadError
 from chairlift.system.child_process import ChildProcess, python_command
@@ -37,8 +37,8 @@ MAX_TEMPORARY_PATH: Final = 70
 """Maximum bytes of the path of the folder for temporary files, else /tmp is used: the path of a socket in it has at
 most 104 on all systems."""
 
-GRACE_SECONDS: Final = 0.05
-"""Time from the end of a process until its last messages have arrived."""
+POLL_SECONDS: Final = 0.05
+"""Time between two looks at a process that starts, or whose last messages have not arrived."""
 
 
 class EngineChild:
@@ -62,7 +62,7 @@ class EngineChild:
         with contextlib.ExitStack() as undo:
             self._folder = _make_private_folder()
             undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
-            self.link = open_front_link(self._folder)
+            self.link = FrontLink(self._folder)
             undo.callback(self.link.close)
             self._process = ChildProcess(command, stdout=None, start_new_session=True)
             self._process.start()
@@ -78,6 +78,11 @@ class EngineChild:
     @property
     def has_exited(self) -> bool:
         return self._process.pid is None or self._process.wait(0) is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has exited and its last messages have arrived."""
+        return self.has_exited and not self.link.has_sender
 
     def notify_on_exit(self, on_exit: Callable[[], None]) -> None:
         """Call `on_exit` on a thread of its own when the process has exited."""
@@ -145,14 +150,14 @@ def wait_for_facts(child: EngineChild, watchdog: Watchdog) -> EngineFacts:
     """Wait until the first engine process is ready; blocks, because there is no event loop yet.
 
     Args:
-        watchdog: its timeout limits the start; its interval is GRACE_SECONDS.
+        watchdog: its timeout limits the start; its interval is POLL_SECONDS.
 
     Raises:
         ModelLoadError, ConfigError: as `build_engine`.
         EngineDeadError: the process ended for another reason, or was not ready in time.
     """
     while True:
-        has_exited = child.has_exited  # The messages of a process that exits later may arrive later.
+        has_ended = child.has_ended  # The messages of a process that ends later may arrive later.
         message = child.link.receive()
         match message:
             case EngineReady(facts):
@@ -163,13 +168,13 @@ def wait_for_facts(child: EngineChild, watchdog: Watchdog) -> EngineFacts:
                 raise vars(errors)[kind](text)
             case LogLine():
                 write_log_line(message)
-            case None if not child.link.wait(GRACE_SECONDS):
-                _check_start(child, watchdog, has_exited)
+            case None if not child.link.wait(POLL_SECONDS):
+                _check_start(child, watchdog, has_ended)
 
 
-def _check_start(child: EngineChild, watchdog: Watchdog, has_exited: bool) -> None:
+def _check_start(child: EngineChild, watchdog: Watchdog, has_ended: bool) -> None:
     """Raise EngineDeadError if a process that is not ready has ended, or has exceeded its time."""
-    if has_exited:
+    if has_ended:
         remedy = f"; free some memory{hint}" if (hint := limit_hint()) else ""
         raise EngineDeadError(f"the engine process ended while it started ({child.exit_description()}){remedy}")
     if not watchdog.check(True):

@@ -16,7 +16,7 @@ from chairlift.engine.process.client import EngineClient
 from chairlift.engine.process.commands import Abort, AdapterResult, Add, Command, LoadAdapter, Stop, UnloadAdapter
 from chairlift.engine.process.engine_child import (
     ENGINE_COMMAND,
-    GRACE_SECONDS,
+    POLL_SECONDS,
     STACK_DUMP_SECONDS,
     EngineChild,
     log_stacks,
@@ -91,7 +91,7 @@ class ProcessClient(EngineClient):
         self._in_flight = InFlightRequests()
         self._watchdog = Watchdog(watchdog_timeout)
         limit = max(watchdog_timeout, FIRST_START_SECONDS) if watchdog_timeout else 0.0
-        self._start_watchdog = Watchdog(limit, GRACE_SECONDS)
+        self._start_watchdog = Watchdog(limit, POLL_SECONDS)
         self._failure = ""
         self._policy = RestartPolicy()
         self._next_start = 0.0
@@ -191,7 +191,7 @@ class ProcessClient(EngineClient):
         loop.add_reader(child.link.fileno, self._read, child)
         # The descriptor reports changes only, and messages may have arrived before.
         loop.call_soon(self._read, child)
-        child.notify_on_exit(partial(self._call_on_loop, loop.call_later, GRACE_SECONDS, self._handle_exit, child))
+        child.notify_on_exit(partial(self._call_on_loop, loop.call_soon, self._handle_exit, child))
 
     def _detach(self) -> None:
         if self._is_open and not self._loop.is_closed():
@@ -245,7 +245,10 @@ class ProcessClient(EngineClient):
     # -- failure and restart ---------------------------------------------------------------------------------------
 
     def _handle_exit(self, child: EngineChild) -> None:
-        """Handle the last messages of a process that has exited, and restart it."""
+        """Handle the last messages of a process that has exited, once all have arrived, and restart it."""
+        if self._is_running(child) and not child.has_ended:
+            self._loop.call_later(POLL_SECONDS, self._handle_exit, child)
+            return
         while self._is_running(child) and (message := child.link.receive()) is not None:
             self._handle(message)
         if not self._is_running(child):

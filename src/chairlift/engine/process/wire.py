@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 import msgspec
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from chairlift.engine.process.commands import AdapterResult, Command
 from chairlift.engine.served_engine import EngineFacts
@@ -127,19 +128,37 @@ class Link(Generic[Received]):
         self._incoming.close(0)
 
 
-def open_front_link(folder: Path) -> Link[ToFront]:
-    """Open the front end's end of the connection, with two sockets in a folder that is private to both ends.
+class FrontLink(Link[ToFront]):
+    """The front end's end of the connection, with two sockets in a folder that is private to both ends.
 
     Raises:
         OSError: the operating system cannot open a socket now.
     """
-    try:
-        outgoing, incoming = _sockets()
-        outgoing.bind(_endpoint(folder, TO_ENGINE))
-        incoming.bind(_endpoint(folder, TO_FRONT))
-    except zmq.ZMQError as error:  # is not a subclass of OSError
-        raise OSError(error.errno, error.strerror) from None
-    return Link(outgoing, incoming, msgspec.msgpack.Decoder(ToFront))
+
+    def __init__(self, folder: Path) -> None:
+        self._num_senders = 0
+        try:
+            outgoing, incoming = _sockets()
+            self._monitor = incoming.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+            outgoing.bind(_endpoint(folder, TO_ENGINE))
+            incoming.bind(_endpoint(folder, TO_FRONT))
+        except zmq.ZMQError as error:  # is not a subclass of OSError
+            raise OSError(error.errno, error.strerror) from None
+        super().__init__(outgoing, incoming, msgspec.msgpack.Decoder(ToFront))
+
+    @property
+    def has_sender(self) -> bool:
+        """Whether the other end is connected for sending. Once a process has exited, and this is false, all of its
+        messages have arrived: a thread of the socket reads them, at a time that depends on the load of the machine."""
+        while self._monitor.poll(0):
+            is_accepted = recv_monitor_message(self._monitor)["event"] == zmq.EVENT_ACCEPTED
+            self._num_senders += 1 if is_accepted else -1
+        return self._num_senders > 0
+
+    def close(self, linger: float = 0.0) -> None:
+        self._incoming.disable_monitor()  # Its events would block the thread of all sockets when no socket reads them.
+        super().close(linger)
+        self._monitor.close(0)
 
 
 def open_engine_link(folder: Path, to_engine: str = TO_ENGINE) -> Link[Command]:
