@@ -1,12 +1,14 @@
 // Checks and random inputs of the C++ tests.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace chairlift::test {
@@ -29,6 +31,19 @@ inline std::string& subject() {
 
 // |got - expected| <= tolerance; false for NaN.
 inline bool near(double got, double expected, double tolerance) { return std::fabs(got - expected) <= tolerance; }
+
+// Reference loops over many values: sanitizers do not check them, which would take most of the time of the tests.
+#define UNCHECKED __attribute__((no_sanitize("address", "thread", "undefined")))
+
+// Whether functions have not been tested before: instruction sets share those that they do not replace.
+template <typename Table>
+bool is_new(const Table& functions) {
+  static std::vector<std::string> tested;
+  std::string bytes(reinterpret_cast<const char*>(&functions), sizeof(Table));
+  if (std::find(tested.begin(), tested.end(), bytes) != tested.end()) return false;
+  tested.push_back(std::move(bytes));
+  return true;
+}
 
 // Random numbers, the same in every run. A vector of n values has no extra capacity, so that the address sanitizer
 // detects accesses beyond it.

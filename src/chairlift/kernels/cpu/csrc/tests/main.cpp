@@ -1,4 +1,4 @@
-// Compares every kernel, on every instruction set of this CPU, with plain loops in double. Built with sanitizers by
+// Compares every kernel, of every instruction set of this CPU, with plain loops in double. Built with sanitizers by
 // `make sanitize`.
 #include <chrono>
 
@@ -27,10 +27,10 @@ int main() {
     test::run("linear", test::test_linear);
     test::run("residual", test::test_residual_sum);
     test::run("mixture", test::test_mixture);
-    test::run("lora", test::test_lora);
-    test::run("recurrence", test::test_recurrence);
-    test::run("attention", test::test_attention);
-    test::run("sampling", test::test_sampling);
+    if (test::is_new(isa().lora)) test::run("lora", test::test_lora);
+    if (test::is_new(isa().recurrence)) test::run("recurrence", test::test_recurrence);
+    if (test::is_new(isa().attention)) test::run("attention", test::test_attention);
+    if (test::is_new(isa().sampling)) test::run("sampling", test::test_sampling);
   }
   return 0;
 }
