@@ -19,22 +19,22 @@ from chairlift.errors import ConfigError
 _KEY: Final = "option"
 
 _ADVICE: Final = {
-    "model m hf hfr hf_repo": "write the model without the name of an option, as in `chairlift COMMAND MODEL`",
+    "model -m -hf -hfr hf_repo": "write the model without the name of an option, as in `chairlift COMMAND MODEL`",
     "gpu_memory_utilization": "use kv_cache_memory_bytes",
-    "c n_ctx ctx_size": "use max_model_len",
-    "np parallel": "use max_num_seqs",
-    "b ub batch_size ubatch_size": "use max_num_batched_tokens",
-    "t threads n_threads": "use num_threads",
-    "a alias": "use served_model_name",
-    "ctk ctv cache_type_k cache_type_v": "use kv_cache_dtype",
-    "md model_draft speculative_model num_speculative_tokens": "use speculative_config",
-    "ngl gpu_layers n_gpu_layers tp tensor_parallel_size pipeline_parallel_size dp data_parallel_size": "leave it out, "
+    "-c n_ctx ctx_size": "use max_model_len",
+    "-np parallel": "use max_num_seqs",
+    "-b -ub batch_size ubatch_size": "use max_num_batched_tokens",
+    "-t threads n_threads": "use num_threads",
+    "-a alias": "use served_model_name",
+    "-ctk -ctv cache_type_k cache_type_v": "use kv_cache_dtype",
+    "-md model_draft speculative_model num_speculative_tokens": "use speculative_config",
+    "-ngl n_gpu_layers -tp tensor_parallel_size pipeline_parallel_size -dp data_parallel_size": "leave it out, "
     "because an engine uses one device; replicas of it share the requests",
     "trust_remote_code": "leave it out, because code of a model is never run",
     "enable_lora": "leave it out, because lora_modules and max_loras allocate memory for adapters",
     "enforce_eager compilation_config": "leave it out, because no graphs are captured",
-    "fa flash_attn attention_backend": "leave it out, because kernels selects the implementation of attention",
-    "cb cont_batching enable_chunked_prefill": "leave it out, because prompts are always computed in chunks",
+    "-fa flash_attn attention_backend": "leave it out, because kernels selects the implementation of attention",
+    "-cb cont_batching enable_chunked_prefill": "leave it out, because prompts are always computed in chunks",
     "jinja enable_auto_tool_choice enable_reasoning": "leave it out, because tools and reasoning are always enabled",
     "default_chat_template_kwargs": "leave it out, and set these arguments in each request",
     "task runner embedding embeddings": "leave it out, because the model determines the task",
@@ -126,7 +126,7 @@ def unknown_option(name: str, known: Sequence[str]) -> str:
 def foreign_advice(name: str) -> str | None:
     """The advice about an option of vLLM or llama.cpp, with names spelled like the given one; None for others."""
     words = name.lstrip("-").replace("-", "_")
-    advice = FOREIGN_OPTIONS.get(words.removeprefix("no_"))
+    advice = FOREIGN_OPTIONS.get(name) or FOREIGN_OPTIONS.get(words.removeprefix("no_"))
     if advice is None or name == words:
         return advice
     dashes = "--" if name.startswith("-") else ""

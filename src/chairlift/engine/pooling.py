@@ -32,7 +32,7 @@ def check_task(facts: EngineFacts, task: PoolingTask | None) -> None:
     """
     own = None if facts.pooling is None else facts.pooling.task
     if own != task:
-        raise RequestError(f"model {facts.model_name!r} {TASKS[own]}", "model")
+        raise RequestError(f"the model {TASKS[own]}", "model")
 
 
 def pooled_values(output: RequestOutput) -> list[float]:

@@ -9,9 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
+from chat_planner import planner
 from openai.types.responses import Response
 
 from chairlift import AsyncLLM
+from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.responses import ResponseObject
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from running_server import RunningServer, run_server
@@ -84,6 +86,25 @@ def test_a_reasoning_effort_that_the_template_reads_has_an_effect(api_server: Ru
     assert "x-chairlift-ignored" not in answer.headers
     plain = api_server.post("/v1/chat/completions", CHAT)
     assert answer.json()["usage"]["prompt_tokens"] > plain.json()["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected", "ignored"),
+    [
+        ({"reasoning_effort": "none"}, "False", ()),
+        ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, "True", ()),
+        ({"reasoning_effort": "low"}, "", ("reasoning_effort",)),
+        ({}, "", ()),
+    ],
+)
+def test_the_reasoning_effort_none_switches_thinking_off(
+    fields: dict[str, Any], expected: str, ignored: tuple[str, ...]
+) -> None:
+    planned = planner("{{ messages[0].content }}{{ enable_thinking }}").plan(
+        ChatCompletionRequest.model_validate({**CHAT, **fields})
+    )
+    assert planned.prompts[0][0] == f"hi{expected}"
+    assert planned.ignored == ignored
 
 
 def test_a_response_has_every_field_of_the_official_type(api_server: RunningServer) -> None:

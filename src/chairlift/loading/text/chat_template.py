@@ -7,6 +7,7 @@ Templates run in a sandbox without access to files, the environment or other obj
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, Final
 
@@ -56,11 +57,10 @@ class ChatTemplate:
         """
         for name in sorted(set(names) - self.variables):
             param = name if name == "documents" else field or name
-            raise RequestError(
-                f"{param}: the chat template of this model does not read {name!r}, so it would have no effect: leave "
-                "it out",
-                param,
-            )
+            close = get_close_matches(name, self.variables, 1)
+            advice = f"did you mean {close[0]}?" if close else "leave it out"
+            problem = f"the chat template of this model does not read {name!r}, so it would have no effect"
+            raise RequestError(f"{param}: {problem}: {advice}", param)
 
     @cached_property
     def _compiled(self) -> list[jinja2.Template]:

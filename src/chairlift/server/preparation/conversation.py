@@ -199,7 +199,8 @@ class ModelPlanner:
     def _ignored(self, chat: ChatCompletionRequest, reasoning: Reasoning | None) -> list[str]:
         """The fields about reasoning that have no effect with this model and prompt."""
         has_budget = chat.thinking_token_budget is not None and not (reasoning and reasoning.max_tokens)
-        ignores_effort = _is_effort_ignored(chat, self._template_for(chat))
+        effort = chat.effort_variables
+        ignores_effort = bool(effort) and self._template_for(chat).variables.isdisjoint(effort)
         return ["reasoning_effort"] * ignores_effort + ["thinking_token_budget"] * has_budget
 
     def prompt_token_ids(self, conversation: Conversation | CountTokensRequest) -> list[int]:
@@ -256,8 +257,6 @@ class ModelPlanner:
         template = self._template_for(body)
         declared = [{"type": "function", "function": tool.function.for_template()} for tool in tools.tools]
         variables = body.template_variables(template.variables)
-        if _is_effort_ignored(body, template):
-            del variables["reasoning_effort"]
         template.check_variables(variables, "chat_template_kwargs")
         text = self._render_turns(template, body, declared, variables)
         return template_text(text) if self.options.allow_special_tokens_in_content else text
@@ -328,11 +327,6 @@ def _has_all(text: str, parts: list[str]) -> bool:
     """Whether the text contains the parts in this order, without the white space around them."""
     at = 0
     return all((at := text.find(part.strip(), at)) >= 0 for part in parts)
-
-
-def _is_effort_ignored(body: ChatCompletionRequest, template: ChatTemplate) -> bool:
-    """Whether the request has a reasoning effort that the template does not read."""
-    return body.reasoning_effort is not None and "reasoning_effort" not in template.variables
 
 
 def _render_template(

@@ -247,6 +247,12 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
     def chat_field_names(self) -> dict[str, str]:
         return {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
 
+    @property
+    def effort_variables(self) -> dict[str, Any]:
+        """The variables of the chat template that `reasoning_effort` sets, if the template reads them."""
+        switch = {"enable_thinking": False} if self.reasoning_effort == "none" else {}
+        return {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort, **switch}
+
     def template_variables(self, names: Collection[str]) -> dict[str, Any]:
         """The variables besides messages and tools for a chat template that reads the variables `names`."""
         options = self.chat_template_kwargs or {}
@@ -255,9 +261,9 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
                 f"chat_template_kwargs must not contain {', '.join(sorted(reserved))}: use the fields of the request",
                 "chat_template_kwargs",
             )
-        fields = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
-        given = {name: value for name, value in fields.items() if value is not None}
-        return {name: value for name, value in self._optional_variables.items() if name in names} | options | given
+        given = {} if self.documents is None else {"documents": self.documents}
+        optional = self.effort_variables | self._optional_variables
+        return {name: value for name, value in optional.items() if name in names} | options | given
 
     def num_logprobs(self) -> int | None:
         """The number of alternative tokens to return at each position; None to return no logprobs."""
