@@ -88,10 +88,8 @@ def _record_options(annotation: Any) -> RecordOptions | None:
     return RecordOptions(kind, next((each for each in about if isinstance(each, Selection)), Selection()))
 
 
-@cache
-def option_group(name: str) -> Group:
-    """The heading of options in --help. Groups have the order in which they are created."""
-    return Group.create_ordered(name)
+option_group = cache(Group.create_ordered)
+"""The heading of options in --help, by its name. Groups have the order in which they are created."""
 
 
 def _parameter(name: str, about: Option, kind: Any, default: Any, group: str | None) -> inspect.Parameter:

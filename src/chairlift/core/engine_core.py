@@ -75,21 +75,18 @@ class EngineCore:
         if self._failure is not None:
             raise EngineDeadError(f"an earlier step failed with {self._failure!r}: create a new engine")
         try:
-            return self._step()
+            self.scheduler.abort_expired(self._clock.now())
+            if outputs := self.scheduler.take_outbox():
+                return outputs
+            while len(self._handles) <= self._steps_ahead:
+                output = self.scheduler.schedule(self._clock.now())
+                if output is None:
+                    break
+                self._handles.append(self._executor.submit(output))
+            if not self._handles:
+                return []
+            result = self._executor.result(self._handles.popleft())
+            return self.scheduler.update(result, self._clock.now())
         except BaseException as error:
             self._failure = error
             raise
-
-    def _step(self) -> list[EngineCoreOutput]:
-        self.scheduler.abort_expired(self._clock.now())
-        if outputs := self.scheduler.take_outbox():
-            return outputs
-        while len(self._handles) <= self._steps_ahead:
-            output = self.scheduler.schedule(self._clock.now())
-            if output is None:
-                break
-            self._handles.append(self._executor.submit(output))
-        if not self._handles:
-            return []
-        result = self._executor.result(self._handles.popleft())
-        return self.scheduler.update(result, self._clock.now())

@@ -323,8 +323,7 @@ class AsyncLLM:
                 does not fit the model or cannot be read, or the adapters of the engine are fixed. Nothing has changed.
             EngineDeadError: the engine is dead, or died in the meantime.
         """
-        self.open()
-        self._check_adapters_change()
+        self._open_for_adapters()
         async with self._adapter_loads:
             module = self.engine.adapters.check_new(lora_name, lora_path)
             error = await self._send_adapter_command(module.lora_int_id, LoadAdapter(module))
@@ -339,13 +338,13 @@ class AsyncLLM:
             RequestError: the adapter is not loaded, or the adapters of the engine are fixed.
             EngineDeadError: the engine is dead.
         """
-        self.open()
-        self._check_adapters_change()
+        self._open_for_adapters()
         module = self.engine.adapters.remove(lora_name)
         # The memory is freed also if the caller stops waiting.
         await asyncio.shield(asyncio.ensure_future(self._unload(module.lora_int_id)))
 
-    def _check_adapters_change(self) -> None:
+    def _open_for_adapters(self) -> None:
+        self.open()
         if (reason := self._client.fixed_adapters) is not None:
             raise RequestError(reason, "lora_name")
 

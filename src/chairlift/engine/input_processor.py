@@ -343,16 +343,17 @@ class InputProcessor:
             deadline=deadline,
             lora_id=lora_id,
         )
-        return [first, *(self._sibling(first, index) for index in range(1, params.n))]
-
-    def _sibling(self, first: EngineRequest, index: int) -> EngineRequest:
-        return replace(
-            first,
-            request_id=f"{first.request_id}.{index}",
-            sampling_params=replace(first.sampling_params, prompt_logprobs=None),
-            seed=(first.seed + index * SIBLING_STRIDE) % (1 << SEED_BITS),
-            leader_id=first.request_id,
+        siblings = (
+            replace(
+                first,
+                request_id=f"{core_id}.{index}",
+                sampling_params=replace(first.sampling_params, prompt_logprobs=None),
+                seed=(first.seed + index * SIBLING_STRIDE) % (1 << SEED_BITS),
+                leader_id=core_id,
+            )
+            for index in range(1, params.n)
         )
+        return [first, *siblings]
 
     def _check_lengths(self, params: SamplingParams, num_prompt_tokens: int, max_output: int, default: int) -> None:
         if params.max_tokens is not None and params.max_tokens > max_output:

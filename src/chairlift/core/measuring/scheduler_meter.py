@@ -13,7 +13,15 @@ from chairlift.core.measuring.accounting import num_written_slots, slot_usage
 from chairlift.core.measuring.request_meter import RequestMeter
 from chairlift.core.measuring.wait_log import WaitLog
 from chairlift.errors import RequestError
-from chairlift.events import EventSink, PrefixCacheChanged, RequestArrived, RequestFinished, RequestRejected, Step
+from chairlift.events import (
+    EventSink,
+    PrefixCacheChanged,
+    RequestArrived,
+    RequestFinished,
+    RequestQueued,
+    RequestRejected,
+    Step,
+)
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from chairlift.request import Request, WaitReason
 
@@ -91,7 +99,9 @@ class SchedulerMeter:
         self._waits.record_reason(request, WaitReason.SIBLING_PREFILL, request.arrival_time, num_running)
 
     def record_unparked(self, request: Request, now: float) -> None:
-        self._waits.release(request, now)
+        self._waits.stop(request)
+        if self._events is not None:
+            self._events.emit(RequestQueued(now, request.request_id, self._waits.num_steps))
 
     def record_blocked(
         self, head: Request, reason: WaitReason, now: float, num_running: int, demand: MemoryDemand | None = None
@@ -186,6 +196,7 @@ class SchedulerMeter:
             request.meter.write_moment += count * num_groups * now
         num_recomputed = self._count_recomputed(output) if self._recomputing else 0
         if self._events is not None:
+            memory = self._kv.counts()
             planned = {
                 "scheduled_time": now,
                 "num_computed": [r.num_computed_tokens - n for r, n in zip(requests, counts)],  # noqa: B905
@@ -197,8 +208,16 @@ class SchedulerMeter:
                 "num_matched": self._matched,
                 "wait_reason": None if reason is None else reason.value,
                 "head_id": None if head is None else head.request_id,
-                **self._state(running, num_unfinished, reason),
+                "num_running": len(running),
+                "num_waiting": num_unfinished - len(running),
+                "free_blocks": self._kv.num_free_blocks,
+                "evictable_blocks": memory.num_evictable_blocks,
+                "num_checkpoints": memory.num_checkpoints,
+                "evicted_checkpoints": memory.num_evicted_checkpoints - self._num_evicted,
+                "swap_blocks": memory.num_swap_blocks,
+                **slot_usage(running, self._kv, reason)._asdict(),
             }
+            self._num_evicted = memory.num_evicted_checkpoints
             self._steps.append((output, self._forked, planned))
         self.preempted, self.swapped, self._displaced = [], [], {}
         self._released, self._forked, self._matched = {}, {}, {}
@@ -212,20 +231,6 @@ class SchedulerMeter:
             if end >= meter.recompute_until:
                 del self._recomputing[request_id]
         return total
-
-    def _state(self, running: Sequence[Request], num_unfinished: int, reason: WaitReason | None) -> dict[str, int]:
-        counts, num_evicted_before = self._kv.counts(), self._num_evicted
-        self._num_evicted = counts.num_evicted_checkpoints
-        return {
-            "num_running": len(running),
-            "num_waiting": num_unfinished - len(running),
-            "free_blocks": self._kv.num_free_blocks,
-            "evictable_blocks": counts.num_evictable_blocks,
-            "num_checkpoints": counts.num_checkpoints,
-            "evicted_checkpoints": self._num_evicted - num_evicted_before,
-            "swap_blocks": counts.num_swap_blocks,
-            **slot_usage(running, self._kv, reason)._asdict(),
-        }
 
     def record_padding(self, request: Request, count: int) -> None:
         request.meter.num_padding_tokens += count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand
 from chairlift.core.measuring.request_meter import RequestMeter
-from chairlift.events import EventSink, RequestQueued, RequestWaiting
+from chairlift.events import EventSink, RequestWaiting
 from chairlift.request import Request, RequestStatus, WaitReason
 
 
@@ -81,9 +81,3 @@ class WaitLog:
             if num_steps := count - meter.wait_mark.get(reason, 0):
                 meter.steps_waited[reason] = meter.steps_waited.get(reason, 0) + num_steps
         meter.wait_reason = None
-
-    def release(self, request: Request, now: float) -> None:
-        """Stop to count for a parked request that is about to join the queue."""
-        self.stop(request)
-        if self._events is not None:
-            self._events.emit(RequestQueued(now, request.request_id, self.num_steps))

@@ -74,23 +74,6 @@ def compute_pool_capacity(pool: KVPool, limits: SchedulerConfig, lengths: Iterab
         return PoolCapacity(pool, error=str(error))
     capacity = PoolCapacity(pool)
     is_static = limits.batching == "static"
-    _admit_requests(capacity, manager, is_static, lengths)
-    if capacity.num_fit:
-        capacity.error = None
-    seats = {"max_num_seqs": limits.max_num_seqs}
-    if is_static:
-        seats["static_batch_size"] = limits.static_batch_size
-    capacity.num_running = capacity.num_fit
-    for name, limit in seats.items():
-        if limit < capacity.num_running:
-            capacity.num_running, capacity.limited_by = limit, name
-    return capacity
-
-
-def _admit_requests(
-    capacity: PoolCapacity, manager: KVCacheManager, is_static: bool, lengths: Iterable[RequestLengths]
-) -> None:
-    pool = capacity.pool
     worst_case = num_rejected = 0
     for length in lengths:
         request = forced_request(capacity.num_fit, length)
@@ -110,6 +93,16 @@ def _admit_requests(
         capacity.num_slots_written += num_slots * len(manager.windows) - manager.num_released_slots(request)
         capacity.num_slots_held += manager.num_held_slots(request)
     capacity.num_slots_held += manager.counts().num_rounding_blocks * pool.block_size
+    if capacity.num_fit:
+        capacity.error = None
+    seats = {"max_num_seqs": limits.max_num_seqs}
+    if is_static:
+        seats["static_batch_size"] = limits.static_batch_size
+    capacity.num_running = capacity.num_fit
+    for name, limit in seats.items():
+        if limit < capacity.num_running:
+            capacity.num_running, capacity.limited_by = limit, name
+    return capacity
 
 
 def rejection_message(request: Request, pool: KVPool, manager: KVCacheManager) -> str | None:
