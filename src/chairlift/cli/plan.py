@@ -129,7 +129,7 @@ def _memory(given: int | None, config: EngineConfig, hardware: Device | None) ->
         ConfigError: the memory of the device is unknown.
     """
     from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE
-    from chairlift.worker.memory import available_host_memory
+    from chairlift.worker.memory import available_memory
 
     if given is not None:
         return given, 1.0
@@ -138,7 +138,7 @@ def _memory(given: int | None, config: EngineConfig, hardware: Device | None) ->
     if hardware is not None:
         return hardware.memory_bytes, FREE_MEMORY_SHARE[config.device]
     if config.device == CPU:
-        return available_host_memory(), FREE_MEMORY_SHARE[CPU]
+        return available_memory(), FREE_MEMORY_SHARE[CPU]
     raise ConfigError(
         "device=cuda has no known size of memory: give --memory, --kv-cache-memory-bytes or --num-kv-blocks, or "
         "name the device (A100-40GB, ...)"

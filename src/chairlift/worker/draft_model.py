@@ -12,9 +12,8 @@ import torch
 from chairlift.kernels.sampling import TokenSampler
 from chairlift.models.decoder import DecoderModel
 from chairlift.worker.input_batch import InputBatch, gather_input_batch
-from chairlift.worker.request_rows import NO_STATE, IntArray, RequestRows
+from chairlift.worker.request_rows import NO_STATE, IntArray, RequestRows, to_device
 from chairlift.worker.runner_model import RunnerModel
-from chairlift.worker.transfer import to_device
 
 
 class DraftModel:

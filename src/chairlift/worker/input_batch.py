@@ -12,8 +12,7 @@ import torch
 
 from chairlift.kernels.attention import AttentionMetadata
 from chairlift.kernels.recurrence import StateStep
-from chairlift.worker.request_rows import NO_STATE, IntArray, RequestRows
-from chairlift.worker.transfer import to_device
+from chairlift.worker.request_rows import NO_STATE, IntArray, RequestRows, to_device
 
 NO_PADDING: Mapping[str, int] = MappingProxyType({})
 NO_DRAFTS: Mapping[str, list[int]] = MappingProxyType({})

@@ -24,17 +24,19 @@ def format_memory(num_bytes: int) -> str:
     return f"{num_bytes} bytes"
 
 
-def available_memory(device: torch.device) -> int:
-    """Bytes that can be allocated on the device now without swapping.
+def available_memory(device: torch.device | None = None) -> int:
+    """Bytes that can be allocated on the device, or for None on the CPU, now without swapping.
 
     On the CPU this is the smaller of the system's available memory and the rest in this process's control groups.
     """
-    if device.type == "cuda":
+    if device is not None and device.type == "cuda":
         import torch
 
         free, _total = torch.cuda.mem_get_info(device)
         return free
-    return available_host_memory()
+    system = int(psutil.virtual_memory().available)
+    left = ControlGroups().memory_available()
+    return system if left is None else min(system, left)
 
 
 def total_memory(device: torch.device) -> int:
@@ -47,10 +49,3 @@ def total_memory(device: torch.device) -> int:
     system = int(psutil.virtual_memory().total)
     limit = ControlGroups().memory_limit()
     return system if limit is None else min(system, limit)
-
-
-def available_host_memory() -> int:
-    """Bytes that can be allocated on the CPU, as `available_memory`, without importing torch."""
-    system = int(psutil.virtual_memory().available)
-    left = ControlGroups().memory_available()
-    return system if left is None else min(system, left)

@@ -19,13 +19,12 @@ from chairlift.worker.draft_model import DraftHead, DraftModel
 from chairlift.worker.encoder_runner import pooled_rows
 from chairlift.worker.input_batch import InputBatch, gather_input_batch
 from chairlift.worker.memory import PROMPT_LOGPROB_ROWS
-from chairlift.worker.request_rows import IntArray, RequestRows
+from chairlift.worker.request_rows import IntArray, RequestRows, to_device
 from chairlift.worker.runner_model import RunnerModel
 from chairlift.worker.sampler import LogprobTensors, SampledTokens, Sampler
 from chairlift.worker.sampling_state import SamplingFeature, SamplingState
 from chairlift.worker.token_masks import TokenMasks
 from chairlift.worker.torch_sampling import TorchSampling
-from chairlift.worker.transfer import to_device
 
 
 class DraftRounds:

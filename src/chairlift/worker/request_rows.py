@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +12,17 @@ import torch
 
 from chairlift.kernels.lora import NO_ADAPTER
 from chairlift.outputs import NewRequest
-from chairlift.worker.transfer import to_device
 
 IntArray = npt.NDArray[np.int64]
 
 NO_STATE: Final = -1
 """The source of a sequence that continues the zero state."""
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """The array as a tensor on the device. On the CPU both share memory; other devices get an asynchronous copy."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
 
 
 class RequestRows:

@@ -11,11 +11,10 @@ import torch
 
 from chairlift.kernels.sampling import IntArray, SamplingKernels
 from chairlift.outputs import Logprob, TokenLogprobs
-from chairlift.worker.request_rows import RequestRows
+from chairlift.worker.request_rows import RequestRows, to_device
 from chairlift.worker.sampling_state import SamplingFeature, SamplingState
 from chairlift.worker.token_masks import TokenMasks
 from chairlift.worker.torch_sampling import apply_penalties
-from chairlift.worker.transfer import to_device
 
 FeatureArray = npt.NDArray[np.uint8]
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from chairlift.kernels.sampling import Bits, IntArray, SamplingParameters, TokenSampler
 from chairlift.worker.random_stream import uniform
-from chairlift.worker.transfer import to_device
+from chairlift.worker.request_rows import to_device
 
 NUCLEUS_HEAD_SIZES = (128, 2048)
 """Numbers of the most likely tokens that are sorted for top_p before the whole vocabulary is."""

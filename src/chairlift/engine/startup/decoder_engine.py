@@ -144,7 +144,16 @@ def _measured_limits(
     )
     if loaded.model.predictor is not None:
         if loaded.predictor_row_time is None:
-            each = timer_of(_make_predictor_runner(loaded, max_model_len, plan))
+            alone = ModelRunner(
+                PredictorAlone(loaded.model),
+                vocab_size=loaded.config.vocab_size,
+                max_num_seqs=1,
+                max_model_len=max_model_len,
+                block_size=plan.block_size,
+                device=loaded.device,
+                sampling=find_kernel_set(loaded.choice.kernels).make_sampling(),
+            )
+            each = timer_of(alone)
             loaded.predictor_row_time = measure_rows(each.sampled_seconds_of, each.longest)
         limits = replace(limits, draft_row_time=loaded.predictor_row_time)
     return limits if loaded.pooling is None else replace(limits, is_pooling=True)
@@ -219,19 +228,6 @@ def _make_runner(
         num_draft_states=plan.num_draft_states,
         predicting_model=None if loaded.model.predictor is None else loaded.model,
         block_copier=block_copier,
-    )
-
-
-def _make_predictor_runner(loaded: LoadedDecoder, max_model_len: int, plan: KVCachePlan) -> ModelRunner:
-    """A runner whose steps take the time of proposals of the predictor."""
-    return ModelRunner(
-        PredictorAlone(loaded.model),
-        vocab_size=loaded.config.vocab_size,
-        max_num_seqs=1,
-        max_model_len=max_model_len,
-        block_size=plan.block_size,
-        device=loaded.device,
-        sampling=find_kernel_set(loaded.choice.kernels).make_sampling(),
     )
 
 

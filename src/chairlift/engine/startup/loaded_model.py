@@ -266,7 +266,12 @@ def _build(
         max_loras=config.num_loras,
         max_lora_rank=config.max_lora_rank,
     )
-    _reject_undeclared_tensors(weights.unused(), files, model_config)
+    if names := weights.unused():
+        shown = ", ".join(names[:MAX_NAMES_SHOWN]) + (", ..." if len(names) > MAX_NAMES_SHOWN else "")
+        raise ModelLoadError(
+            f"{files.path}: {len(names)} tensors are not declared by the {model_config.architecture} architecture "
+            f"({model_config.name}): {shown}. Ignoring them would change the results: use a checkpoint without them"
+        )
     return model
 
 
@@ -308,16 +313,6 @@ def _check_memory(
     raise ConfigError(
         f"model {name!r}: the weights take {format_memory(num_bytes)}, more than the {format_memory(limit)} that this "
         f"process may use; {hint}"
-    )
-
-
-def _reject_undeclared_tensors(names: list[str], files: ModelFiles, model_config: ModelConfig) -> None:
-    if not names:
-        return
-    shown = ", ".join(names[:MAX_NAMES_SHOWN]) + (", ..." if len(names) > MAX_NAMES_SHOWN else "")
-    raise ModelLoadError(
-        f"{files.path}: {len(names)} tensors are not declared by the {model_config.architecture} architecture "
-        f"({model_config.name}): {shown}. Ignoring them would change the results: use a checkpoint without them"
     )
 
 

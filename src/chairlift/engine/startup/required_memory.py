@@ -62,7 +62,17 @@ def plan_required_memory(
     files = resolve_model(config.model, accept_terms=config.accept_terms)
     model_config = load_config(files, needs_predictor=config.needs_predictor)
     if model_config.encoder is not None and common is not None:
-        config = _encoder_config(config, common, files.name)
+        # An encoder does not get the options of all models that have no use for it.
+        defaults = EngineConfig()
+        unused = {
+            option: getattr(defaults, option)
+            for option in ENCODER_LACKS
+            if getattr(config, option) == getattr(common, option) != getattr(defaults, option)
+        }
+        if unused:
+            names = ", ".join(unused)
+            logger.info("model %r is an encoder, on which %s of all models have no effect", files.name, names)
+        config = replace(config, **unused)
     model_config, pooling = read_pooling(config, files, model_config)
     formats = matrix_formats(files, model_config)
     draft = None
@@ -89,16 +99,3 @@ def plan_required_memory(
         config = replace(config, kv_cache_memory_bytes=plan.kv_bytes)
         plan = planned(config)  # Checkpoints may use all of a budget that is given.
     return config, RequiredMemory(total(plan.weights), total(plan.activations), plan.pool.num_bytes)
-
-
-def _encoder_config(config: EngineConfig, common: EngineConfig, name: str) -> EngineConfig:
-    """The configuration of an encoder without the options of all models that have no use for it."""
-    defaults = EngineConfig()
-    unused = {
-        option: getattr(defaults, option)
-        for option in ENCODER_LACKS
-        if getattr(config, option) == getattr(common, option) != getattr(defaults, option)
-    }
-    if unused:
-        logger.info("model %r is an encoder, on which %s of all models have no effect", name, ", ".join(unused))
-    return replace(config, **unused)

@@ -16,7 +16,7 @@ from chairlift.engine.startup.required_memory import RequiredMemory, plan_requir
 from chairlift.errors import EngineDeadError
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
-from chairlift.worker.memory import available_host_memory
+from chairlift.worker.memory import available_memory
 
 
 class EngineLoader:
@@ -42,7 +42,7 @@ class EngineLoader:
         Returns:
             The configuration of the engine with the size of its KV pool, and the memory that it will need.
         """
-        memory_bytes = available_host_memory() if budget is None else budget
+        memory_bytes = available_memory() if budget is None else budget
         return plan_required_memory(spec.config, memory_bytes, spec.common)
 
     async def load(self, model: ServedModel, config: EngineConfig) -> ModelService:

@@ -17,7 +17,7 @@ from chairlift.option_sources import read_options
 from chairlift.options import check_options, object_parser, option
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.system.memory_amounts import parse_memory
-from chairlift.worker.memory import available_host_memory
+from chairlift.worker.memory import available_memory
 
 MEMORY_SHARE: Final = 0.8
 """The share of the free memory that is the default of `models_memory_bytes`."""
@@ -118,7 +118,7 @@ class ModelOptions:
             raise ConfigError(
                 f"several models on device={config.device} need --models-memory-bytes, the memory of the GPU for them"
             )
-        return self.models_memory_bytes or int(available_host_memory() * MEMORY_SHARE)
+        return self.models_memory_bytes or int(available_memory() * MEMORY_SHARE)
 
     def specs(self, config: EngineConfig, api: ApiOptions) -> list[ModelSpec]:
         """The models that are loaded on demand.
