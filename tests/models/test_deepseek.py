@@ -27,6 +27,7 @@ from chairlift.loading.quantized_tensors import QuantizedReader
 from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
 from chairlift.loading.safetensors_weights import SafetensorsWeights
 from chairlift.models.declaration.matrix_spec import EXPERTS
+from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.registry import read_gguf_config, read_hf_config
 from chairlift.models.torch_operations import torch_operations
 from chairlift.worker.disk_block_store import cache_tensors
@@ -214,6 +215,11 @@ def test_sparse_attention_is_refused_with_the_reason(name: str) -> None:
     ],
 )
 def test_wrong_gguf_fields_are_refused_by_name(field: str, value: Any, problem: str) -> None:
+    with pytest.raises(ModelLoadError, match=f"deepseek2.{field}{problem}"):
+        read_gguf({field: value})
+
+
+def read_gguf(changes: dict[str, Any]) -> ModelConfig:
     fields = {
         "context_length": 256,
         "embedding_length": 64,
@@ -222,9 +228,18 @@ def test_wrong_gguf_fields_are_refused_by_name(field: str, value: Any, problem: 
         "attention.head_count": 4,
         "attention.layer_norm_rms_epsilon": 1e-6,
         **GGUF_FIELDS["deepseek_v3"],
-        field: value,
+        **changes,
     }
     metadata = {"general.architecture": "deepseek2"}
     metadata |= {f"deepseek2.{key}": each for key, each in fields.items() if each is not None}
-    with pytest.raises(ModelLoadError, match=f"deepseek2.{field}{problem}"):
-        read_gguf_config(metadata, source="model.gguf")
+    return read_gguf_config(metadata, source="model.gguf")
+
+
+@pytest.mark.parametrize(("count", "groups"), [(256, (8, 4)), (160, (8, 3)), (64, (1, 1))])
+def test_groups_of_experts_that_older_gguf_files_lack(count: int, groups: tuple[int, int]) -> None:
+    config = read_gguf({"expert_count": count, "expert_group_count": None, "expert_group_used_count": None})
+    mixture = config.layers[-1].mixture
+    assert mixture is not None
+    assert mixture.router is not None
+    routing = mixture.router.routing
+    assert (routing.num_groups, routing.groups_per_token) == groups

@@ -106,10 +106,14 @@ class LayerBuilder:
         )
         return self._kernels.make_mixture(loaded)
 
-    def gate(self, spec: MatrixSpec, norm: NormSpec | None) -> Gate:
-        """Load the projection of the rows after `norm` whose sigmoid multiplies other rows."""
+    def gate(self, spec: MatrixSpec, norm: NormSpec | None) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """Load the projection of a gate: rows [T, n], x [T, hidden_size] -> rows * sigmoid(projection(norm(x))).
+
+        The projection has n values, or one for all values of a row. The values of `rows` are lost.
+        """
         load = self.linear if spec.keeps_format else self.adapted_linear
-        return Gate(load(spec, self.norm(norm)), self._kernels.gate)
+        projection, multiply = load(spec, self.norm(norm)), self._kernels.gate
+        return lambda rows, x: multiply(rows, projection(x))
 
     def _load(self, spec: MatrixSpec) -> LoadedMatrix:
         load = self._kernels.load_router if spec.keeps_format else self._kernels.load_matrix
@@ -327,24 +331,6 @@ class LatentAttention(Attention):
         heads, parts = (each.chunk(len(self._values), dim=1) for each in (attended, rows))
         self._call_each(self._values, [head[:, self._rotary_dim :] for head in heads], parts)
         return rows
-
-
-class Gate:
-    """rows * sigmoid(projection(norm(x))): [T, n], [T, hidden_size] -> [T, n]; the values of the rows are lost.
-
-    Args:
-        projection: to n values, or to one for all values of a row.
-        multiply: `Kernels.gate`.
-    """
-
-    def __init__(
-        self, projection: LinearKernel, multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    ) -> None:
-        self._projection = projection
-        self._multiply = multiply
-
-    def __call__(self, rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return self._multiply(rows, self._projection(x))
 
 
 class RecurrentMixer:

@@ -307,7 +307,7 @@ def test_derived_merges_equal_transformers(pieces: dict[str, float]) -> None:
     [
         (BPE, {"pre": "klingon"}, r"tokenizer\.ggml\.pre is 'klingon'.*supported: .*smollm"),
         (BPE, {"model": "bert"}, r"tokenizer\.ggml\.model is 'bert'.*gpt2, llama"),
-        (BPE, {"model": None}, r"tokenizer\.ggml\.model is None"),
+        (BPE, {"model": None}, r"tokenizer\.ggml\.model is missing"),
         (BPE, {"tokens": None}, r"tokenizer\.ggml\.tokens is missing"),
         (BPE, {"merges": None}, r"tokenizer\.ggml\.merges is missing"),
         (BPE, {"merges": ["he"]}, r"tokenizer\.ggml\.merges must contain pairs"),

@@ -177,16 +177,14 @@ class GGUFVocabulary(ConfigFields):
 
 def build_tokenizer(vocabulary: GGUFVocabulary) -> tokenizers.Tokenizer:
     """Build the tokenizer of a vocabulary without the cache; see gguf_tokenizer."""
-    model = vocabulary.get("model")
+    model = vocabulary.choice("model", ("gemma4", "gpt2", "llama"))
     if model == "gpt2":
-        pre = _pre_tokenizer(vocabulary)
+        pre = PRE_TOKENIZERS[vocabulary.choice("pre", PRE_TOKENIZERS, "default")]
         backend, add_bos = _byte_level(vocabulary, pre), pre.add_bos
     elif model == "llama":
         backend, add_bos = _sentencepiece(vocabulary, _scored_merges(vocabulary), add_space=True), True
-    elif model == "gemma4":
-        backend, add_bos = _sentencepiece(vocabulary, _listed_merges(vocabulary), add_space=False), True
     else:
-        raise vocabulary.error("model", f"is {model!r}, which is not supported; supported: gemma4, gpt2, llama")
+        backend, add_bos = _sentencepiece(vocabulary, _listed_merges(vocabulary), add_space=False), True
     _add_tokens(backend, vocabulary)
     set_bos_and_eos(
         backend,
@@ -194,13 +192,6 @@ def build_tokenizer(vocabulary: GGUFVocabulary) -> tokenizers.Tokenizer:
         eos=vocabulary.token_at("eos_token_id") if vocabulary.flag("add_eos_token", False) else None,
     )
     return backend
-
-
-def _pre_tokenizer(vocabulary: GGUFVocabulary) -> PreTokenizer:
-    name = vocabulary.get("pre", "default")
-    if not isinstance(name, str) or name not in PRE_TOKENIZERS:
-        raise vocabulary.error("pre", f"is {name!r}, which is not supported; supported: {', '.join(PRE_TOKENIZERS)}")
-    return PRE_TOKENIZERS[name]
 
 
 def _byte_level(vocabulary: GGUFVocabulary, pre: PreTokenizer) -> tokenizers.Tokenizer:

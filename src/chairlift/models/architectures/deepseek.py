@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from chairlift.kernels.routing import ExpertRouting, ExpertSoftmax
+from chairlift.kernels.routing import ExpertRouting
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
 from chairlift.models.declaration.attention_spec import AttentionSpec, LatentSpec, RopeConfig
-from chairlift.models.declaration.feed_forward_spec import declare_network
 from chairlift.models.declaration.layer_spec import LayerSpec
 from chairlift.models.declaration.matrix_spec import ATTENTION, MatrixSpec, NormSpec, StoredRows
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture
-from chairlift.models.reading.config_fields import ConfigFields, shortened
-from chairlift.models.reading.expert_fields import SIGMOID_GATING, SOFTMAX_GATING, read_experts
+from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, shortened
+from chairlift.models.reading.expert_fields import SIGMOID_GATING, SOFTMAX_GATING
 from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
 from chairlift.models.reading.rope_fields import read_gguf_rope, yarn_attention_factor
@@ -28,6 +27,10 @@ SUM_EPS: Final = 1e-20
 """See ExpertRouting."""
 
 NAMES: Final = ExpertNames(selection_bias="mlp.gate.e_score_correction_bias")
+
+OLDER_GROUPS: Final = {160: (8, 3), 256: (8, 4)}
+"""Number of experts -> groups, and those with the experts of a token, of DeepSeek-V2 and V3: llama.cpp's converter has
+written them to GGUF files since October 2025 only, and chooses from all experts in older files."""
 
 LATENT_EPS: Final = 1e-6
 """The epsilon of the norms of latents in transformers, whatever the field of the other norms is."""
@@ -132,11 +135,7 @@ def declare_layer(sizes: LlamaSizes, index: int, shared_size: int) -> LayerSpec:
     layer = sizes.declare_layer(index)
     if layer.mixture is None or not shared_size:
         return layer
-    shared = f"model.layers.{index}.mlp.shared_experts"
-    up = ((f"{shared}.gate_proj", shared_size), (f"{shared}.up_proj", shared_size))
-    network = declare_network(
-        up, f"{shared}.down_proj", sizes.hidden_size, sizes.activation, gated=True, prefix="shared_"
-    )
+    network = sizes.declare_shared(f"model.layers.{index}.mlp.shared_experts", shared_size)
     return replace(layer, feed_forward=network).beside_experts(layer.mixture)
 
 
@@ -215,35 +214,45 @@ class DeepseekConfigReader(LlamaConfigReader):
         sizes = super().read_sizes(fields)
         if isinstance(fields, GGUFHeader):
             further = fields.integer("num_nextn_predict_layers", 0, low=0, high=sizes.num_layers - 1)
-            return replace(sizes, experts=_read_gguf_experts(fields, sizes), num_layers=sizes.num_layers - further)
-        return replace(sizes, experts=self._read_experts(fields, sizes.num_layers))
+            sizes = replace(sizes, num_layers=sizes.num_layers - further)
+        return replace(sizes, experts=self._read_experts(fields, sizes))
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
         return read_gguf_rope(fields, is_partial=True) if isinstance(fields, GGUFHeader) else super()._rope(fields)
 
-    def _read_experts(self, fields: ConfigFields, layers: int) -> ExpertSizes:
+    def _read_experts(self, fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes | None:
+        inner: Any = REQUIRED
+        if isinstance(fields, GGUFHeader):
+            if fields.get("n_routed_experts", 0) == 0:
+                return None
+            inner, (has_sigmoid, adds_up, has_bias) = sizes.intermediate_size, _read_gguf_gating(fields)
+        else:
+            has_sigmoid, adds_up, has_bias = self._read_gating(fields)
         count = fields.integer("n_routed_experts")
+        routing = ExpertRouting(
+            fields.integer("num_experts_per_tok", high=count),
+            "chosen" if adds_up else "all",
+            has_sigmoid=has_sigmoid,
+            sum_eps=SUM_EPS if has_sigmoid else 0.0,
+            scale=fields.number("routed_scaling_factor", 1.0),
+        )
+        if fields.get("topk_method") == "greedy":
+            fields.ignore("n_group", "topk_group")  # They have no effect.
+        else:
+            routing = _with_groups(routing, fields, count)
+        inner = fields.integer("moe_intermediate_size", inner)
+        dense = self._read_dense_layers(fields, sizes.num_layers)
+        return ExpertSizes(count, inner, routing, dense, NAMES if has_bias else ExpertNames())
+
+    def _read_gating(self, fields: ConfigFields) -> tuple[bool, bool, bool]:
+        """Return whether scores are sigmoids, whether weights are divided by their sum, and whether there is a bias."""
         methods, scoring = (_V3_METHODS, "sigmoid") if self.has_sigmoid else (_V2_METHODS, "softmax")
         method = fields.choice("topk_method", methods, methods[0])
         fields.allow_only("scoring_func", scoring, f"topk_method {method} requires {scoring!r}")
         fields.allow_only("moe_layer_freq", 1, "all layers after the first ones must have experts")
         if not self.has_sigmoid:
             fields.allow_only("norm_topk_prob", False, "transformers ignores it in this architecture")
-        adds_up = self.has_sigmoid and fields.flag("norm_topk_prob")
-        routing = ExpertRouting(
-            fields.integer("num_experts_per_tok", high=count),
-            "chosen" if adds_up else "all",
-            has_sigmoid=self.has_sigmoid,
-            sum_eps=SUM_EPS if self.has_sigmoid else 0.0,
-            scale=fields.number("routed_scaling_factor", 1.0),
-        )
-        if method == "greedy":
-            fields.ignore("n_group", "topk_group")  # They have no effect.
-        else:
-            routing = _with_groups(routing, fields, count)
-        names = NAMES if self.has_sigmoid else ExpertNames()
-        dense = self._read_dense_layers(fields, layers)
-        return ExpertSizes(count, fields.integer("moe_intermediate_size"), routing, dense, names)
+        return self.has_sigmoid, self.has_sigmoid and fields.flag("norm_topk_prob"), self.has_sigmoid
 
     def _read_dense_layers(self, fields: ConfigFields, layers: int) -> frozenset[int]:
         num_dense = fields.integer("first_k_dense_replace", self.num_dense_layers, low=0, high=layers)
@@ -272,22 +281,15 @@ def _with_groups(routing: ExpertRouting, fields: ConfigFields, count: int) -> Ex
     return replace(routing, num_groups=groups, groups_per_token=used)
 
 
-def _read_gguf_experts(header: GGUFHeader, sizes: LlamaSizes) -> ExpertSizes | None:
-    if header.get("num_experts", 0) == 0:
-        return None
+def _read_gguf_gating(header: GGUFHeader) -> tuple[bool, bool, bool]:
+    """The same as `_read_gating`, of a GGUF file."""
     has_bias = any(name.endswith(".exp_probs_b.bias") for name in header.tensor_names)
     gating = header.get("expert_gating_func", SIGMOID_GATING if has_bias else SOFTMAX_GATING)
     if gating not in (SOFTMAX_GATING, SIGMOID_GATING):
         raise header.error("expert_gating_func", f"is {gating!r:.80}; supported: 1 (softmax) and 2 (sigmoid)")
-    softmax: ExpertSoftmax = "chosen" if header.get("expert_weights_norm", False) else "all"
-    names = NAMES if has_bias else ExpertNames()
-    experts = read_experts(header, softmax, sizes.intermediate_size, names, gating)
-    scale, has_sigmoid = header.number("routed_scaling_factor", 1.0), gating == SIGMOID_GATING
-    routing = replace(experts.routing, has_sigmoid=has_sigmoid, sum_eps=SUM_EPS if has_sigmoid else 0.0, scale=scale)
-    if header.get("n_group") is not None:
-        routing = _with_groups(routing, header, experts.num_experts)
-    dense = header.integer("first_k_dense_replace", 0, low=0, high=sizes.num_layers)
-    return replace(experts, routing=routing, dense_layers=frozenset(range(dense)))
+    known = OLDER_GROUPS.get(header.get("n_routed_experts")) if header.name == "deepseek2" else None
+    header.set_defaults(dict(zip(("n_group", "topk_group"), known or (1, 1), strict=True)))
+    return gating == SIGMOID_GATING, bool(header.get("expert_weights_norm", False)), has_bias
 
 
 def read_shared_size(fields: ConfigFields, sizes: LlamaSizes) -> int:
@@ -332,7 +334,9 @@ DEEPSEEK_GGUF_NAMES: Final = {
 DEEPSEEK: Final = Architecture(
     name="deepseek",
     hf_readers={
-        "DeepseekV2ForCausalLM": DeepseekConfigReader("deepseek_v2", no_windows, qkv_bias=False, has_sigmoid=False),
+        "DeepseekV2ForCausalLM": DeepseekConfigReader(
+            "deepseek_v2", no_windows, qkv_bias=False, has_sigmoid=False, defaults={"topk_method": "greedy"}
+        ),
         "DeepseekV3ForCausalLM": DeepseekConfigReader("deepseek_v3", no_windows, qkv_bias=False, num_dense_layers=3),
         "Glm4MoeLiteForCausalLM": DeepseekConfigReader("glm4_moe_lite", no_windows, qkv_bias=False, num_dense_layers=1),
     },

@@ -17,7 +17,6 @@ from typing import Final
 
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
 from chairlift.models.declaration.attention_spec import RopeConfig
-from chairlift.models.declaration.feed_forward_spec import declare_network
 from chairlift.models.declaration.layer_spec import LayerSpec
 from chairlift.models.declaration.matrix_spec import ATTENTION, PROJECTIONS, ROUTER, MatrixSpec, NormSpec
 from chairlift.models.declaration.model_config import ModelConfig, PredictorSpec
@@ -124,23 +123,16 @@ class Qwen35Sizes:
         """Declare a layer with attention, whose parameters begin with `prefix`."""
         layer = self.sizes.declare_layer(index, prefix)
         if self.shared_size is not None and layer.mixture is not None:
-            layer = self._with_shared_expert(f"{prefix}.mlp", layer, self.shared_size)
+            # The shared expert is the dense network of the layer, with the mixture beside it.
+            shared = f"{prefix}.mlp.shared_expert"
+            gate = MatrixSpec(ROUTER, "shared_gate", ((f"{shared}_gate", 1),), self.sizes.hidden_size)
+            network = self.sizes.declare_shared(shared, self.shared_size)
+            layer = replace(layer, feed_forward=network).beside_experts(layer.mixture, gate)
         spec = layer.attention
         assert spec is not None, "every layer of LlamaSizes has attention"
         part = f"{prefix}.self_attn.q_gate", spec.query_size
         gate = MatrixSpec(ATTENTION, "gate", (part,), spec.qkv.in_features, spec.qkv.has_bias)
         return replace(layer, attention=replace(spec, gate=gate))
-
-    def _with_shared_expert(self, prefix: str, layer: LayerSpec, inner: int) -> LayerSpec:
-        """Declare the shared expert as the dense network of the layer, with the mixture beside it."""
-        assert layer.feed_forward is not None, "every layer has experts"
-        hidden, shared = self.sizes.hidden_size, f"{prefix}.shared_expert"
-        up = ((f"{shared}.gate_proj", inner), (f"{shared}.up_proj", inner))
-        network = declare_network(
-            up, f"{shared}.down_proj", hidden, self.sizes.activation, gated=True, prefix="shared_"
-        )
-        gate = MatrixSpec(ROUTER, "shared_gate", ((f"{shared}_gate", 1),), hidden)
-        return replace(layer, feed_forward=network).beside_experts(layer.feed_forward, gate)
 
 
 class Qwen35ConfigReader(LlamaConfigReader):

@@ -209,6 +209,13 @@ class LlamaSizes:
             parts, f"{prefix}.down_proj", self.hidden_size, self.activation, gated=self.gated, has_bias=self.mlp_bias
         )
 
+    def declare_shared(self, prefix: str, inner: int) -> FeedForwardSpec:
+        """Return the declaration of the network of shared experts, whose parameters begin with `prefix`."""
+        up = ((f"{prefix}.gate_proj", inner), (f"{prefix}.up_proj", inner))
+        return declare_network(
+            up, f"{prefix}.down_proj", self.hidden_size, self.activation, gated=True, prefix="shared_"
+        )
+
     def _mixture(self, layer: str, experts: ExpertSizes) -> FeedForwardSpec:
         inner, names, bias = experts.intermediate_size, experts.names, experts.has_bias
         router = ((f"{layer}.{names.router}", experts.num_experts),)
