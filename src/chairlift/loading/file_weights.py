@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from chairlift.errors import ModelLoadError
@@ -44,14 +41,10 @@ class FileWeights(ABC):
         routers = (layer.mixture.router for layer in config.layers if layer.mixture is not None)
         self._num_experts = max((router.num_experts for router in routers if router is not None), default=0)
         self._head_dim = max((spec.head_dim for spec in config.attention_specs.values()), default=0)
-        self._row_orders = {
-            name: ungrouped_rows(rule.num_key_heads, sizes)
-            for layer in config.layers
-            if layer.recurrence is not None and (rule := layer.recurrence.gated_delta) is not None
-            for name, sizes in rule.grouped_rows
-        }
         latents = (spec.latent for spec in config.attention_specs.values())
-        self._parts = {name: part for latent in latents if latent for name, part in latent.stored.items()}
+        rules = (layer.recurrence.gated_delta for layer in config.layers if layer.recurrence is not None)
+        stored = (*(latent.stored for latent in latents if latent), *(rule.stored for rule in rules if rule))
+        self._parts = {name: part for parts in stored for name, part in parts.items()}
 
     @abstractmethod
     def _places(self, name: str) -> list[StoredName]:
@@ -73,10 +66,6 @@ class FileWeights(ABC):
     def _read_packed(self, stored: StoredName) -> PackedRows:
         """Return the matrix on the CPU with its rows in the order of the file."""
 
-    def _row_order(self, name: str) -> npt.NDArray[np.int64] | None:
-        """Return the indices of the file's rows in the declared order, or None if the order is the same."""
-        return self._row_orders.get(name.rpartition(".")[0])
-
     @abstractmethod
     def _file_names(self) -> Iterable[str]:
         """Return the names of the tensors in the file, without those that are computed instead of read."""
@@ -97,25 +86,25 @@ class FileWeights(ABC):
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         stored = self._find(name, shape)
         tensor = self._read(stored)
-        order = self._row_order(name)
         if stored.part is not None and stored.part.is_transposed:
             tensor = tensor.t()
-        tensor = (tensor if order is None else tensor[order]).reshape(shape)
-        return tensor.to(device=self.device, dtype=self.dtype).contiguous()
+        return tensor.reshape(shape).to(device=self.device, dtype=self.dtype).contiguous()
 
     def packed(self, name: str, shape: tuple[int, int]) -> PackedRows:
         stored = self._find(name, shape)
-        packed = oriented(self._read_packed(stored), stored)
-        order = self._row_order(name)
-        return packed if order is None else replace(packed, rows=packed.rows[order])
+        return oriented(self._read_packed(stored), stored)
 
     def _with_parts(self, name: str, places: list[StoredName]) -> list[StoredName]:
-        """Return the places of a parameter, with its rows if it is a part of a larger matrix."""
+        """Return the places of a parameter, with its rows if it is a part of a larger matrix or has another order.
+
+        The declared name comes last, because no file has it for a part.
+        """
         part = self._parts.get(name.removesuffix(".weight"))
         if part is None:
             return places
-        own = name.removeprefix(BARE_PREFIX)
-        return [place._replace(expert=None, part=part) for place in places if place.name not in (name, own)]
+        own = name, name.removeprefix(BARE_PREFIX)
+        found = [place._replace(expert=None, part=part) for place in places]
+        return sorted(found, key=lambda place: place.name in own)
 
     def _find(self, name: str, shape: tuple[int, ...]) -> StoredName:
         """Return the place of the parameter in the file, check its shape, and record that it is read."""
@@ -170,13 +159,3 @@ def oriented(packed: PackedRows, stored: StoredName) -> PackedRows:
         return packed
     values = torch.from_numpy(packed.to_floats(packed.rows)).t()
     return packed_tensor(values.to(FLOAT_DTYPES.get(packed.format, torch.float32)))
-
-
-def ungrouped_rows(num_groups: int, sizes: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Return the indices of rows that are in equal groups, in the order of their kinds.
-
-    Args:
-        sizes: the number of consecutive rows of each kind in a group.
-    """
-    groups = np.arange(num_groups * sum(sizes)).reshape(num_groups, -1)
-    return np.concatenate([kind.ravel() for kind in np.split(groups, np.cumsum(sizes)[:-1], axis=1)])

@@ -119,19 +119,17 @@ class SafetensorsWeights(FileWeights):
             return ModelLoadError(f"{self.path}: tensor {module}.{end} {problem}")
 
         part = next(each for each in places if each.name.removesuffix(".weight") == module)
-        size = (shape[0] * part.row_step, shape[1]) if part.part is None else part.part.stored_shape(shape)
+        out, inputs = part.file_shape(shape, self._num_experts)
         if self._divided is not None and self._divided[0] == module:
             packed = self._divided[1]
         else:
-            matrix = QuantizedReader(read, error, scheme, size).matrix()
+            matrix = QuantizedReader(read, error, scheme, (out, inputs)).matrix()
             self._scale_errors[module] = found = matrix.scale_error()
             if found == math.inf:
                 raise error("scales", "exceed the range of float16; use --kernels torch with the unquantized model")
             packed = matrix.packed()
             self._divided = None if part.part is None else (module, packed)
-        order = self._row_order(name)
-        rows = part.select_rows(packed.rows, self._head_dim)
-        return oriented(replace(packed, rows=rows if order is None else rows[order]), part)
+        return oriented(replace(packed, rows=part.select_rows(packed.rows, self._head_dim)), part)
 
     def _mxfp4(self, place: StoredName, out: int, inputs: int) -> PackedRows:
         """Read the matrix of an expert in MXFP4.
@@ -182,7 +180,7 @@ class SafetensorsWeights(FileWeights):
                 tensor = self._shards[file].get_slice(stored.name)[stored.expert]
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelLoadError(f"{self.path / file}: tensor {stored.name} cannot be read: {error}") from error
-        return stored.select(tensor, self._head_dim)
+        return stored.select_rows(tensor.t() if stored.is_transposed else tensor, self._head_dim)
 
     def _read_packed(self, stored: StoredName) -> PackedRows:
         tensor = self._read(stored)

@@ -22,7 +22,7 @@ from chairlift.models.kv_layout import KVLayout
 from chairlift.models.layers import Attention, DecoderLayer, LayerBuilder, attention_shape
 from chairlift.models.registry import get_architecture
 from chairlift.models.rotary import RotaryTable
-from chairlift.models.torch_operations import fallback_note, torch_operations
+from chairlift.models.torch_operations import fallback_notes, torch_operations
 
 logger = logging.getLogger("chairlift")
 
@@ -315,8 +315,7 @@ def build_model(
     backends = {shape: kernel_set.attention(shape) for shape in dict.fromkeys(shapes)}
     lora = LoraAdapters(max_loras, max_lora_rank, dtype, target) if max_loras else None
     model = DecoderModel(config, weights, kernel_set, backends, max_model_len, has_pooling, lora)
-    operations = torch_operations(config) if kernel_set.name == "native" else []
-    for note in (*kernel_set.notes(), *([fallback_note(operations)] if operations else [])):
+    for note in (*kernel_set.notes(), *(fallback_notes(config) if kernel_set.name == "native" else [])):
         logger.info("%s", note)
     return model
 

@@ -51,7 +51,8 @@ class KVLayout:
         specs = config.attention_specs
         kinds: dict[int | None, list[int]] = {}
         for index, spec in specs.items():
-            kinds.setdefault(_effective_window(spec, context), []).append(index)
+            window = spec.sliding_window
+            kinds.setdefault(None if window is None or window >= context else window, []).append(index)
         are_alike = len({(spec.num_kept_kv_heads, spec.head_dim) for spec in specs.values()}) == 1
         if not are_alike or len(kinds) == 1:
             longest = None if None in kinds else max(window for window in kinds if window is not None)
@@ -75,8 +76,3 @@ def group_size(counts: Sequence[int]) -> int:
     almost equal, because a kind with one layer more would need another group."""
     smallest, largest = min(counts), max(counts)
     return largest if largest < EQUAL_SIZES_FACTOR * smallest else smallest
-
-
-def _effective_window(spec: AttentionSpec, context: int) -> int | None:
-    window = spec.sliding_window
-    return None if window is None or window >= context else window

@@ -149,10 +149,6 @@ class LayerBuilder:
         weights = [self.norm_weight(each.name, each.size, each.weight_offset) for each in spec.head_norms]
         return QKNorm(weights[0], weights[1] if len(weights) > 1 else None, norm.eps, norm.norms_values)
 
-    def sinks(self, spec: AttentionSpec) -> torch.Tensor | None:
-        """Load the sinks of the query heads, or return None if there are none."""
-        return None if spec.sinks is None else self.weights.tensor(f"{spec.sinks}.weight", (spec.num_heads,))
-
     def query_and_key_norms(self, spec: AttentionSpec) -> list[tuple[int, ResidualSumKernel]]:
         """Load the norms across heads: (size, norm) of the queries and of the keys of a token; empty if there are
         none."""
@@ -228,10 +224,6 @@ class LayerBuilder:
         )
         return BranchSum(kernel, is_fused)
 
-    def scalar(self, name: str | None) -> float:
-        """Load a parameter of one value; a name of None stands for 1."""
-        return 1.0 if name is None else float(self.weights.tensor(name, (1,)))
-
 
 class Attention:
     """output(attention(qkv(norm(x)))), grouped-query and over paged KV memory: [T, hidden_size] -> [T, hidden_size]."""
@@ -248,7 +240,8 @@ class Attention:
         self._output = builder.adapted_linear(spec.output)
         self._head_norm = builder.head_norm(spec)
         self._row_norms = builder.query_and_key_norms(spec)
-        self._sinks = builder.sinks(spec)
+        sinks = spec.sinks
+        self._sinks = None if sinks is None else builder.weights.tensor(f"{sinks}.weight", (spec.num_heads,))
         self._sliding_window = spec.sliding_window
         self.kv_cache: KVCache | None = None
         self.kv_source = spec.kv_source
@@ -449,7 +442,8 @@ class DecoderLayer:
 
     def __init__(self, builder: LayerBuilder, layer: LayerSpec, index: int) -> None:
         attention, recurrence, norms = layer.attention, layer.recurrence, layer.feed_forward_norms
-        branch, scale = layer.per_layer_branch, builder.scalar(layer.output_scale)
+        branch, name = layer.per_layer_branch, layer.output_scale
+        scale = 1.0 if name is None else float(builder.weights.tensor(name, (1,)))
         self.attention: Attention | None = None
         if attention is not None:
             kind = Attention if attention.latent is None else LatentAttention

@@ -19,9 +19,8 @@ def torch_operations(config: ModelConfig) -> list[str]:
     return operations
 
 
-def fallback_note(operations: list[str]) -> str:
-    """Return the message for a model with these `torch_operations` under native kernels."""
-    return (
-        f"native kernels do not support {', '.join(operations)}: torch computes these operations, and decode steps are "
-        f"not recorded"
-    )
+def fallback_notes(config: ModelConfig) -> list[str]:
+    """Return the message for a model with `torch_operations` under native kernels; empty without any."""
+    names = ", ".join(torch_operations(config))
+    note = f"native kernels do not support {names}: torch computes these operations, and decode steps are not recorded"
+    return [note] if names else []

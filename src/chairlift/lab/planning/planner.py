@@ -29,7 +29,7 @@ from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.roofline import Roofline, block_copy_seconds
 from chairlift.lab.sim.simulator import SimConfig
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.torch_operations import fallback_note, torch_operations
+from chairlift.models.torch_operations import fallback_notes
 
 MAX_DRAWS: Final = 20
 """Maximum number of draws of lengths for which the requests that fit are counted under a policy."""
@@ -265,8 +265,8 @@ def _notes(
         )
     if config.kv in ("pow2", "oracle"):
         notes.append(f"kv={config.kv} serves only requests whose output length is forced (ignore_eos and max_tokens).")
-    if choice.kernels == "native" and (operations := torch_operations(model.config)):
-        notes.append(fallback_note(operations))
+    if choice.kernels == "native":
+        notes += fallback_notes(model.config)
     value_bytes = DTYPE_BYTES[choice.dtype]
     if hardware is None:
         notes.append(

@@ -19,7 +19,7 @@ from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, shortened
 from chairlift.models.reading.expert_fields import SIGMOID_GATING, SOFTMAX_GATING
-from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
+from chairlift.models.reading.gguf_header import GGUF_NAMES, SHARED_EXPERT, GGUFHeader, names_in_layers
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
 from chairlift.models.reading.rope_fields import read_gguf_rope, yarn_attention_factor
 
@@ -313,21 +313,13 @@ _STORED: Final = {
 
 DEEPSEEK_GGUF_NAMES: Final = {
     **GGUF_NAMES,
-    **{f"{_LAYER}.{name}": f"blk.{{}}.{tensor}" for name, (_, tensor) in _STORED.items()},
-    **{
-        f"{_LAYER}.{name}": f"blk.{{}}.{tensor}"
-        for name, tensor in (
-            ("q_a_proj", "attn_q_a"),
-            ("q_a_layernorm", "attn_q_a_norm"),
-            ("kv_a_layernorm", "attn_kv_a_norm"),
-            ("heads.{}.k_b", "attn_k_b"),
-            ("heads.{}.v_b", "attn_v_b"),
-        )
-    },
-    **{
-        f"model.layers.{{}}.mlp.shared_experts.{name}_proj": f"blk.{{}}.ffn_{name}_shexp"
-        for name in ("gate", "up", "down")
-    },
+    **names_in_layers("self_attn", {name: tensor for name, (_, tensor) in _STORED.items()}),
+    "model.layers.{}.self_attn.q_a_proj": "blk.{}.attn_q_a",
+    "model.layers.{}.self_attn.q_a_layernorm": "blk.{}.attn_q_a_norm",
+    "model.layers.{}.self_attn.kv_a_layernorm": "blk.{}.attn_kv_a_norm",
+    "model.layers.{}.self_attn.heads.{}.k_b": "blk.{}.attn_k_b",
+    "model.layers.{}.self_attn.heads.{}.v_b": "blk.{}.attn_v_b",
+    **names_in_layers("mlp.shared_experts", SHARED_EXPERT),
     "model.layers.{}.mlp.gate.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
 }
 

@@ -19,7 +19,7 @@ from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 from chairlift.models.reading.expert_fields import read_experts
-from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
+from chairlift.models.reading.gguf_header import GGUF_NAMES, SHARED_EXPERT, GGUFHeader, names_in_layers
 from chairlift.models.reading.layer_fields import check_recurrent_layers
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
 from chairlift.models.reading.mamba_sizes import mamba_gguf_names, read_gguf_mamba_sizes, read_mamba_sizes
@@ -141,7 +141,7 @@ GGUF_ARCHITECTURES: Final = ("granite", "granitehybrid", "granitemoe")
 GRANITE_GGUF_NAMES: Final = {
     **GGUF_NAMES,
     **mamba_gguf_names("mamba"),
-    **{f"model.layers.{{}}.shared_mlp.{name}_proj": f"blk.{{}}.ffn_{name}_shexp" for name in ("gate", "up", "down")},
+    **names_in_layers("shared_mlp", SHARED_EXPERT),
 }
 
 GRANITE: Final = Architecture(

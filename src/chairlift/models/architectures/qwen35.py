@@ -25,7 +25,7 @@ from chairlift.models.reading.architecture import Architecture, StoredName
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
 from chairlift.models.reading.delta_sizes import DeltaSizes, read_delta_sizes
 from chairlift.models.reading.expert_fields import read_dense_layers, read_experts
-from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
+from chairlift.models.reading.gguf_header import GGUF_NAMES, SHARED_EXPERT, GGUFHeader, names_in_layers
 from chairlift.models.reading.layer_fields import check_recurrent_layers, read_text_model
 from chairlift.models.reading.llama_sizes import LlamaSizes
 from chairlift.models.reading.rope_fields import read_partial_rope
@@ -236,25 +236,22 @@ QWEN35_GGUF_NAMES: Final[Mapping[str, str | StoredName]] = {
     **GGUF_NAMES,
     **_query_and_gate("model.layers.{}", "blk.{}.attn_q"),
     "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
-    **{
-        f"model.layers.{{}}.linear_attn.{name}": f"blk.{{}}.{other}"
-        for name, other in (
-            ("in_proj_qkv", "attn_qkv"),
-            ("in_proj_z", "attn_gate"),
-            ("in_proj_b", "ssm_beta"),
-            ("in_proj_a", "ssm_alpha"),
-            ("in_proj_ba", "ssm_ba"),
-            ("conv1d", "ssm_conv1d"),
-            ("dt_bias", "ssm_dt.bias"),
-            ("A_log", "ssm_a"),
-            ("norm", "ssm_norm"),
-            ("out_proj", "ssm_out"),
-        )
-    },
-    **{
-        f"model.layers.{{}}.mlp.shared_expert.{name}_proj": f"blk.{{}}.ffn_{name}_shexp"
-        for name in ("gate", "up", "down")
-    },
+    **names_in_layers(
+        "linear_attn",
+        {
+            "in_proj_qkv": "attn_qkv",
+            "in_proj_z": "attn_gate",
+            "in_proj_b": "ssm_beta",
+            "in_proj_a": "ssm_alpha",
+            "in_proj_ba": "ssm_ba",
+            "conv1d": "ssm_conv1d",
+            "dt_bias": "ssm_dt.bias",
+            "A_log": "ssm_a",
+            "norm": "ssm_norm",
+            "out_proj": "ssm_out",
+        },
+    ),
+    **names_in_layers("mlp.shared_expert", SHARED_EXPERT),
     "model.layers.{}.mlp.shared_expert_gate": "blk.{}.ffn_gate_inp_shexp",
     **{f"model.layers.{{}}.{name}": f"blk.{{}}.nextn.{name}" for name in ("eh_proj", "enorm", "hnorm")},
     "model.layers.{}.shared_head.norm": "blk.{}.nextn.shared_head_norm",

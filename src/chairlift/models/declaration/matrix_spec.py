@@ -59,10 +59,6 @@ class StoredRows:
     rows: Sequence[int]
     is_transposed: bool = False
 
-    def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Return the shape of the larger matrix of a matrix with the given shape."""
-        return self.num_rows, shape[0 if self.is_transposed else 1]
-
 
 @dataclass(frozen=True, slots=True)
 class MatrixSpec:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from chairlift.kernels.recurrence_sizes import GatedDeltaSizes, Mamba2Sizes
-from chairlift.models.declaration.matrix_spec import MatrixSpec, NormSpec
+from chairlift.models.declaration.matrix_spec import MatrixSpec, NormSpec, StoredRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,12 @@ class GatedDeltaSpec(GatedDeltaSizes):
     Attributes:
         name: its parameters are `<name>.A_log` and `<name>.dt_bias`, [num_heads].
         norm: the norm of each head, of value_dim values.
-        grouped_rows: the matrices of the input whose rows are grouped by key head in files: the name of each, and the
-            numbers of consecutive rows of each kind in a group.
+        stored: the rows of the matrices of the input whose rows are grouped by key head in files.
     """
 
     name: str
     norm: NormSpec
-    grouped_rows: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    stored: Mapping[str, StoredRows] = field(default_factory=dict)
 
     @property
     def num_values(self) -> int:

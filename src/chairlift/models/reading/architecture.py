@@ -13,7 +13,7 @@ from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.gguf_header import GGUFHeader
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 Rows = TypeVar("Rows", bound=Any)
 
@@ -49,14 +49,10 @@ class StoredName(NamedTuple):
     def file_shape(self, shape: tuple[int, ...], num_experts: int) -> tuple[int, ...]:
         """Return the shape of the tensor of a parameter with the given shape."""
         if self.part is not None:
-            return self.part.stored_shape(shape)
+            return self.part.num_rows, shape[0 if self.part.is_transposed else 1]
         shape = (shape[0] * self.row_step, *shape[1:])
         shape = shape[::-1] if self.is_transposed else shape
         return shape if self.expert is None else (num_experts, *shape)
-
-    def select(self, tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
-        """Return the parameter in a tensor of its expert, or its rows if `part` is transposed."""
-        return self.select_rows(tensor.t() if self.is_transposed else tensor, head_dim)
 
     def select_rows(self, rows: Rows, head_dim: int) -> Rows:
         """Return the rows of the parameter, of a tensor or an array [rows, ...]."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from chairlift.kernels.recurrence_sizes import GatedDeltaSizes, sizes_of
-from chairlift.models.declaration.matrix_spec import RECURRENCE, MatrixSpec, NormSpec
+from chairlift.models.declaration.matrix_spec import RECURRENCE, MatrixSpec, NormSpec, StoredRows
 from chairlift.models.declaration.recurrence_spec import ConvolutionSpec, GatedDeltaSpec, RecurrenceSpec
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, exact_quotient
 from chairlift.models.reading.layer_fields import read_width
@@ -41,19 +42,37 @@ class DeltaSizes(GatedDeltaSizes):
         Args:
             inputs, convolutions: the names and widths of the matrices of the input, and of the weights that that of the
                 convolution consists of.
-            norm, grouped_rows: see GatedDeltaSpec.
+            norm: see GatedDeltaSpec.
+            grouped_rows: the names of the matrices of the input whose rows are grouped by key head in files, and the
+                numbers of consecutive rows of each kind in a group.
         """
 
         def parts(named: Parts) -> tuple[tuple[str, int], ...]:
             return tuple((f"{prefix}.{name}", size) for name, size in named)
 
-        grouped = tuple((f"{prefix}.{name}", counts) for name, counts in grouped_rows)
+        stored = {f"{prefix}.{name}": ungrouped_rows(self.num_key_heads, counts) for name, counts in grouped_rows}
         return RecurrenceSpec(
             input=MatrixSpec(RECURRENCE, "delta_in", parts(inputs), hidden_size),
             output=MatrixSpec(RECURRENCE, "delta_out", parts([(output, hidden_size)]), self.out_features),
             convolution=ConvolutionSpec(f"{prefix}.conv1d", self.row_parts[0], self.width, parts=parts(convolutions)),
-            gated_delta=GatedDeltaSpec(name=prefix, norm=norm, grouped_rows=grouped, **sizes_of(GatedDeltaSizes, self)),
+            gated_delta=GatedDeltaSpec(name=prefix, norm=norm, stored=stored, **sizes_of(GatedDeltaSizes, self)),
         )
+
+
+def ungrouped_rows(num_groups: int, sizes: Sequence[int]) -> StoredRows:
+    """Return the rows that are in equal groups, in the order of their kinds.
+
+    Args:
+        sizes: the number of consecutive rows of each kind in a group.
+    """
+    size, firsts = sum(sizes), accumulate(sizes, initial=0)
+    rows = [
+        group * size + first + row
+        for first, count in zip(firsts, sizes, strict=False)
+        for group in range(num_groups)
+        for row in range(count)
+    ]
+    return StoredRows(num_groups * size, rows)
 
 
 def read_delta_sizes(fields: ConfigFields, defaults: LlamaSizes | None = None, beta_scale: float = 1.0) -> DeltaSizes:

@@ -29,6 +29,9 @@ GGUF_NAMES: Final = {
 }
 """See Architecture.gguf_names."""
 
+SHARED_EXPERT: Final = {f"{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")}
+"""Name of a matrix of a shared expert -> GGUF's."""
+
 CONFIG_KEYS: Final = {
     "num_hidden_layers": "block_count",
     "num_attention_heads": "attention.head_count",
@@ -73,6 +76,11 @@ CONFIG_KEYS: Final = {
     "linear_conv_kernel_dim": "ssm.conv_kernel",
 }
 """The name of a field in a `config.json` -> the key of GGUF metadata after the name of the architecture."""
+
+
+def names_in_layers(module: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Return entries of Architecture.gguf_names from the names in a module of each layer, and those in GGUF."""
+    return {f"model.layers.{{}}.{module}.{name}": f"blk.{{}}.{other}" for name, other in names.items()}
 
 
 class GGUFHeader(ConfigFields):

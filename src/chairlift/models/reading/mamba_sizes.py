@@ -11,7 +11,7 @@ from chairlift.models.declaration.matrix_spec import RECURRENCE, MatrixSpec, Nor
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.declaration.recurrence_spec import ConvolutionSpec, Mamba2Spec, RecurrenceSpec
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
-from chairlift.models.reading.gguf_header import GGUFHeader
+from chairlift.models.reading.gguf_header import GGUFHeader, names_in_layers
 from chairlift.models.reading.layer_fields import read_width
 
 INFINITY: Final = {"__float__": "Infinity"}
@@ -108,7 +108,7 @@ def mamba_gguf_names(prefix: str) -> dict[str, str]:
     """
     names = {"in_proj": "in", "conv1d": "conv1d", "dt_bias": "dt.bias", "A_log": "a", "D": "d", "norm": "norm"}
     names["out_proj"] = "out"
-    return {f"model.layers.{{}}.{prefix}.{name}": f"blk.{{}}.ssm_{other}" for name, other in names.items()}
+    return names_in_layers(prefix, {name: f"ssm_{other}" for name, other in names.items()})
 
 
 def read_group_count(fields: ConfigFields, key: str, heads_key: str, heads: int) -> int:
