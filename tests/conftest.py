@@ -87,6 +87,7 @@ MINISTRAL3_ROPE: dict[str, Any] = {
     "mscale_all_dim": 1.5,
     "llama_4_scaling_beta": 0.7,
 }
+HUNYUAN_ROPE: dict[str, Any] = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 5.0, "factor": 1.0}
 OLMO3_ROPES: dict[str, Any] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     "full_attention": YARN_ROPE,
@@ -324,6 +325,7 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "cohere": ("Cohere", {**TINY_GATED, "tie_word_embeddings": True, "attention_bias": True}),
     "cohere2": ("Cohere2", {**TINY_GATED, "tie_word_embeddings": True, "num_hidden_layers": 4, "sliding_window": 20}),
+    "hunyuan": ("HunYuanDenseV1", {**TINY_GATED, "head_dim": 24, "rope_parameters": HUNYUAN_ROPE}),
     "olmo2": ("Olmo2", TINY_GATED),
     "arcee": ("Arcee", TINY_GATED),
     "seed_oss": ("SeedOss", {**TINY_GATED, "head_dim": 24, "attention_out_bias": True}),

@@ -32,6 +32,7 @@ ARCHITECTURES = [
     "nemotron_h_moe", "smollm3", "olmo2", "olmo3", "exaone4", "phi3", "mixtral", "qwen3_moe", "olmoe", "granitemoe",
     "gpt_oss", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid", "ernie4_5", "deepseek_v2",
     "deepseek_v3", "glm4_moe_lite", "opt", "arcee", "seed_oss", "cohere", "cohere2", "glm4", "glm4_moe",
+    "hunyuan",
 ]  # fmt: skip
 SQUEEZES: dict[str, dict[str, Any]] = {
     "roomy": {},

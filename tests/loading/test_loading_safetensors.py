@@ -99,6 +99,7 @@ def test_tensors_equal_the_state_dict(tiny_model_dir: TinyModelDir, arch: str, m
         "deepseek_v3",
         "glm4_moe_lite",
         "glm4",
+        "hunyuan",
         "glm4_moe",
         "cohere",
         "cohere2",

@@ -170,7 +170,12 @@ LAYER_NORM: dict[str, Any] = {
     "logit_scale": 0.0625,
 }
 FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
-SANDWICH_NORMS = {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
+LAYER_NORMS = {
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
+}
 GGUF_FIELDS: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"attention.sliding_window": 24},
@@ -230,6 +235,13 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "expert_gating_func": 2,
         "expert_group_count": 1,
         "expert_group_used_count": 1,
+    },
+    "hunyuan": {
+        "attention.key_length": 24,
+        "attention.value_length": 24,
+        "rope.freq_base": 10000.0 * 5.0 ** (24 / 22),
+        "rope.scaling.type": "none",
+        "rope.scaling.factor": 1.0,
     },
     "olmo2": {},
     "olmo3": {
@@ -515,6 +527,7 @@ ARCHITECTURE_NAMES = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
     "cohere": "command-r",
     "glm4_moe": "glm4moe",
+    "hunyuan": "hunyuan-dense",
     "granite4_h": "granitehybrid",
     "granite4_h_moe": "granitehybrid",
     "falcon_h1": "falcon-h1",
@@ -526,7 +539,7 @@ MAMBA_ARCHITECTURES = ("granite4_h", "granite4_h_moe", "falcon_h1", "nemotron_h"
 NORMED_BRANCHES = ("gemma", "olmo2", "olmo3", "exaone4", "gpt", "seed_oss", "glm4_moe")
 LARGER_EPS = (
     "ernie4_5", "olmo2", "olmo3", "exaone4", "olmoe", "phi3", "ministral3", "mixtral", "gpt_oss", "lfm2", "lfm2_moe",
-    "falcon_h1", "nemotron_h", "nemotron_h_moe", "glm4_moe_lite", "glm4_moe", "arcee",
+    "falcon_h1", "nemotron_h", "nemotron_h_moe", "glm4_moe_lite", "glm4_moe", "arcee", "hunyuan",
 )  # fmt: skip
 
 
@@ -534,7 +547,7 @@ def convert_name(name: str, arch: str) -> str:
     names = {
         **NAMES,
         **FUSED,
-        **SANDWICH_NORMS,
+        **LAYER_NORMS,
         **EXPERTS,
         **PER_LAYER_INPUTS,
         **PARALLEL_EXPERTS,

@@ -94,6 +94,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3-tied": ("smollm3", {"tie_word_embeddings": True, "no_rope_layers": None, "layer_types": None}),
     "cohere": ("cohere", {}),
     "cohere2": ("cohere2", {}),
+    "hunyuan": ("hunyuan", {}),
     "olmo2": ("olmo2", {}),
     "olmo2-biases": ("olmo2", {"attention_bias": True}),
     "olmo3": ("olmo3", {}),

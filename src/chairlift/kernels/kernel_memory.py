@@ -63,7 +63,7 @@ class LayerSizes:
         group: the index of its group of layers, each of which has block tables of its own.
         scale, sliding_window, is_rotated: see `AttentionShape` and `AttentionBackend.forward`.
         has_plain_softmax: whether attention has neither a soft cap nor sinks.
-        num_latent_values: the number of values of a token between the products of latent attention.
+        num_inner_values: the number of further values of a token before the kernel of attention, see AttentionSpec.
     """
 
     group: int
@@ -76,7 +76,7 @@ class LayerSizes:
     has_plain_softmax: bool
     networks: tuple[NetworkSizes, ...]
     recurrence: RecurrenceSizes | None = None
-    num_latent_values: int = 0
+    num_inner_values: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ class TorchMemory(KernelMemory):
     def _attention(self, layer: LayerSizes, tokens: int) -> MemoryItem:
         heads, kv_heads, dim, size = layer.num_heads, layer.num_kv_heads, layer.head_dim, self.value_bytes
         rotation = 4 * dim * (4 * heads + 4) if layer.is_rotated else 0
-        row = (dim * (7 * heads + 3 * kv_heads) + 2 * layer.num_latent_values) * size + rotation + 32 * kv_heads
+        row = (dim * (7 * heads + 3 * kv_heads) + 2 * layer.num_inner_values) * size + rotation + 32 * kv_heads
         return MemoryItem("widest layer: attention", tokens * row)
 
     def _network(self, network: NetworkSizes, tokens: int, hidden: int) -> MemoryItem:

@@ -296,6 +296,7 @@ def test_the_engine_has_the_planned_blocks_and_requests(
         "cohere",
         "cohere2",
         "glm4",
+        "hunyuan",
         "glm4_moe",
         "olmo2",
         "olmo3",

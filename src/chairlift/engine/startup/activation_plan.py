@@ -86,7 +86,7 @@ def _layer_sizes(layer: LayerSpec, group: int) -> LayerSizes:
         has_plain_softmax=spec.logits_soft_cap is None and spec.sinks is None,
         networks=networks,
         recurrence=recurrence,
-        num_latent_values=0 if spec.latent is None else spec.latent.num_row_values(spec.num_heads),
+        num_inner_values=spec.num_inner_values,
     )
 
 

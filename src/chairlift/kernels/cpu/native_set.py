@@ -54,7 +54,7 @@ class NativeMemory(KernelMemory):
         inner = max(network.inner_size for network in networks)
         queries = max(layer.num_heads * layer.head_dim for layer in layers)
         keys = max(layer.num_kv_heads * layer.head_dim for layer in layers)
-        head_dim, latent = (max(getattr(layer, name) for layer in layers) for name in ("head_dim", "num_latent_values"))
+        head_dim, latent = (max(getattr(layer, name) for layer in layers) for name in ("head_dim", "num_inner_values"))
         recurrences = [layer.recurrence for layer in layers if layer.recurrence is not None]
         mixed = max((each.out_features for each in recurrences), default=0)
         widest, copies = max(hidden, queries, inner, mixed), 3 if sizes.is_fused else 5

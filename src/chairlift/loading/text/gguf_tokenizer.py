@@ -86,6 +86,7 @@ _DEEPSEEK: Final = (
     r"\p{N}",
 )
 _SEED_CODER: Final = r"\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CHINESE_AND_KANA: Final = r"[\x{4e00}-\x{9fa5}\x{3040}-\x{30ff}]+"
 _DEEPSEEK3: Final = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -103,7 +104,7 @@ _RULES: Final = (
     (("command-r",), PreTokenizer((r"\p{N}", _GPT2), nfc=True)),
     (("seed-coder",), PreTokenizer((_CONTRACTIONS + _WORDS + _SEED_CODER,))),
     (("deepseek-llm",), PreTokenizer(_DEEPSEEK)),
-    (("deepseek-v3",), PreTokenizer((r"\p{N}{1,3}", r"[\x{4e00}-\x{9fa5}\x{3040}-\x{30ff}]+", _DEEPSEEK3))),
+    (("deepseek-v3", "hunyuan-dense"), PreTokenizer((r"\p{N}{1,3}", _CHINESE_AND_KANA, _DEEPSEEK3))),
     (("qwen2",), PreTokenizer((_QWEN2,), nfc=True)),
     (("qwen35",), PreTokenizer((_QWEN35,), nfc=True)),
     (("deepseek-r1-qwen", "megrez", "stablelm2"), PreTokenizer((_QWEN2,))),

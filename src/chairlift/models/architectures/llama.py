@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.model_config import ModelConfig
@@ -17,7 +17,7 @@ from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, exact
 from chairlift.models.reading.expert_fields import read_experts
 from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import MAX_LAYERS, read_head_dim, read_layer_windows
-from chairlift.models.reading.llama_sizes import ExpertSizes, LlamaSizes, NormNames
+from chairlift.models.reading.llama_sizes import ExpertSizes, LlamaSizes, NormNames, QKNormKind
 from chairlift.models.reading.rope_fields import read_rope
 
 
@@ -46,7 +46,7 @@ class LlamaConfigReader:
     output_bias_key: str | None = "attention_bias"
     reads_mlp_bias: bool = False
     norms: NormNames = field(default_factory=NormNames)
-    qk_norm: Literal["heads", "rows"] | None = None
+    qk_norm: QKNormKind | None = None
     activation: str = "silu"
     gated: bool = True
     experts: Callable[[ConfigFields, LlamaSizes], ExpertSizes | None] | None = None

@@ -59,6 +59,7 @@ class HeadNormSpec:
     Attributes:
         key: None in a layer that reads K and V of another layer.
         norms_values: whether the heads of V have an RMSNorm too, without a weight.
+        follows_rotation: whether the norm comes after the rotation (HunYuan).
         weight_offset: see NormSpec.
         across_heads: whether the heads of a token are normed together, by weights [heads * head_dim], instead of each
             head by the same weights [head_dim].
@@ -70,6 +71,7 @@ class HeadNormSpec:
     weight_offset: float = 0.0
     across_heads: bool = False
     norms_values: bool = False
+    follows_rotation: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -159,6 +161,15 @@ class AttentionSpec:
         if self.latent is None:
             return self.matrices
         return tuple(matrix for matrix in (self.latent.query_in, self.output) if matrix is not None)
+
+    @property
+    def num_inner_values(self) -> int:
+        """The number of values of a token between the products of latent attention, or while torch norms rotated heads:
+        of the query and of its rotation, four each."""
+        if self.latent is not None:
+            return self.latent.num_row_values(self.num_heads)
+        norms_rotated = self.head_norm is not None and self.head_norm.follows_rotation
+        return 4 * (self.query_size + self.head_dim) if norms_rotated else 0
 
     @property
     def num_kept_values(self) -> int:

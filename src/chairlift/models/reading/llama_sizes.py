@@ -28,6 +28,8 @@ from chairlift.models.declaration.matrix_spec import (
 )
 from chairlift.models.declaration.model_config import ModelConfig
 
+QKNormKind = Literal["heads", "rotated_heads", "rows"]
+
 
 @dataclass(frozen=True, slots=True)
 class NormNames:
@@ -91,7 +93,8 @@ class LlamaSizes:
             "gate_up_proj" with gate and up.
         qkv_bias, output_bias, mlp_bias: whether these projections have biases.
         experts: the mixtures of experts, or None if no layer has any.
-        qk_norm: "heads" for RMSNorm of each query and key head, "rows" for RMSNorm across heads, or None.
+        qk_norm: "heads" for RMSNorm of each query and key head, "rotated_heads" for the same after the rotation, "rows"
+            for RMSNorm across heads, or None.
         residual_multiplier: see BranchNorms.multiplier.
         embedding_multiplier, logits_multiplier, logits_soft_cap: see ModelConfig.
         attention_soft_cap: see AttentionSpec.logits_soft_cap.
@@ -126,7 +129,7 @@ class LlamaSizes:
     output_bias: bool = False
     mlp_bias: bool = False
     experts: ExpertSizes | None = None
-    qk_norm: Literal["heads", "rows"] | None = None
+    qk_norm: QKNormKind | None = None
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logits_multiplier: float = 1.0
@@ -196,7 +199,13 @@ class LlamaSizes:
 
     def _head_norm(self, prefix: str) -> HeadNormSpec:
         names = f"{prefix}.q_norm", f"{prefix}.k_norm"
-        return HeadNormSpec(*names, self.norm_eps, self.norm_weight_offset, across_heads=self.qk_norm == "rows")
+        return HeadNormSpec(
+            *names,
+            self.norm_eps,
+            self.norm_weight_offset,
+            across_heads=self.qk_norm == "rows",
+            follows_rotation=self.qk_norm == "rotated_heads",
+        )
 
     def declare_feed_forward(self, layer: str, index: int) -> FeedForwardSpec:
         """Return the declaration of the network or mixture of one layer, whose parameters begin with `layer`."""
