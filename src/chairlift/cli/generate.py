@@ -89,7 +89,10 @@ async def _generate(
     is_chat = is_chat and llm.engine.tokenizer.has_chat_template
     try:
         if len(prompts) == 1 and not as_json:
-            await _print_stream(_stream(llm, prompts[0], params, is_chat), "" if is_chat else prompts[0])
+            print("" if is_chat else prompts[0], end="", flush=True)
+            async for output in _stream(llm, prompts[0], params, is_chat):
+                print(output.outputs[0].text, end="", flush=True)
+            print()
             return
         answers = await asyncio.gather(*(_collect(_stream(llm, text, params, is_chat)) for text in prompts))
         for text, answer in zip(prompts, answers, strict=True):
@@ -103,13 +106,6 @@ async def _generate(
 
 def _stream(llm: AsyncLLM, prompt: str, params: SamplingParams, is_chat: bool) -> AsyncIterator[RequestOutput]:
     return llm.chat([{"role": "user", "content": prompt}], params) if is_chat else llm.generate(prompt, params)
-
-
-async def _print_stream(outputs: AsyncIterator[RequestOutput], text: str) -> None:
-    print(text, end="", flush=True)
-    async for output in outputs:
-        print(output.outputs[0].text, end="", flush=True)
-    print()
 
 
 async def _collect(outputs: AsyncIterator[RequestOutput]) -> dict[str, Any]:

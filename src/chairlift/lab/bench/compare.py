@@ -18,7 +18,6 @@ from chairlift.events import EngineStarted, EventBroadcaster, EventList, EventSi
 from chairlift.lab.bench.bench_options import CompareOptions
 from chairlift.lab.bench.benchmark_result import BenchmarkResult, RunValues, engine_limits, engine_policies
 from chairlift.lab.bench.driver import drive_all_at_once, forced_requests, run_forced
-from chairlift.lab.bench.throughput import WARM_UP_ROUND
 from chairlift.lab.bench.workload_options import format_arrivals, format_lengths, text_tokenizer
 from chairlift.lab.metrics.run import REPORTED_METRICS
 from chairlift.lab.report.memory import KINDS
@@ -148,7 +147,7 @@ def run_compare(
     max_model_len = next(iter(configs.values())).max_model_len
     assert max_model_len is not None
     workloads = [
-        with_max_tokens(options.workload(loaded.config.vocab_size, WARM_UP_ROUND + number, tokenize), max_model_len)
+        with_max_tokens(options.workload(loaded.config.vocab_size, number, tokenize), max_model_len)
         for number in range(options.repeats + 1)
     ]
     for name in configs:

@@ -16,8 +16,6 @@ from chairlift.lab.metrics.run import REPORTED_METRICS, summarize
 
 logger = logging.getLogger("chairlift")
 
-WARM_UP_ROUND = 0
-
 
 def run_throughput(config: EngineConfig, options: ThroughputOptions) -> BenchmarkResult:
     """Build the engine, warm it up, and run the workload `options.repeats` times.
@@ -32,11 +30,11 @@ def run_throughput(config: EngineConfig, options: ThroughputOptions) -> Benchmar
     runs: list[RunValues] = []
     try:
         vocab_size = engine.facts.model_config.vocab_size
-        warm_up = options.workload(vocab_size, WARM_UP_ROUND, tokenize)
+        warm_up = options.workload(vocab_size, 0, tokenize)
         forced_requests(engine, warm_up)
         drive_all_at_once(engine, warm_up[: options.num_warmups])
         for run_number in range(1, options.repeats + 1):
-            workload = options.workload(vocab_size, WARM_UP_ROUND + run_number, tokenize)
+            workload = options.workload(vocab_size, run_number, tokenize)
             run_forced(engine, log, workload, options.max_concurrency)
             run = summarize(log.events)
             runs.append(run.values())
