@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Final
@@ -42,9 +43,7 @@ class SteadyStateTally:
     def __init__(self, num_requests: int) -> None:
         self._num_requests = num_requests
         self._admitted: set[str] = set()
-        self._num_steps = self._num_rows = self._num_finished = self._num_saved = self._num_held = 0
-        self._seconds = self._row_seconds = 0.0
-        self._slots = dict.fromkeys(SLOT_KINDS, 0)
+        self._sums: Counter[str] = Counter()
         self._most_held = self._most_written = self._num_fitting = 0
 
     def emit(self, event: Event) -> None:
@@ -55,21 +54,12 @@ class SteadyStateTally:
         if len(self._admitted) < self._num_requests:
             self._admitted.update(event.admitted)
             if WARM_UP_SHARE * self._num_requests <= len(self._admitted) < self._num_requests:
-                self._add(event)
+                seconds, rows = event.time - event.scheduled_time, event.num_running
+                sums = {kind: getattr(event, kind) for kind in SLOT_KINDS}
+                sums |= {"steps": 1, "rows": rows, "seconds": seconds, "row_seconds": rows * seconds}
+                self._sums.update(sums, finished=len(event.finished), saved=event.saved, held=_held(event))
             num_slots = sum(getattr(event, kind) for kind in SLOT_KINDS)
             self._num_fitting = len(self._admitted) * num_slots // max(1, _held(event))
-
-    def _add(self, step: Step) -> None:
-        seconds = step.time - step.scheduled_time
-        self._num_steps += 1
-        self._num_rows += step.num_running
-        self._seconds += seconds
-        self._row_seconds += seconds * step.num_running
-        self._num_finished += len(step.finished)
-        self._num_saved += step.saved
-        self._num_held += _held(step)
-        for kind in SLOT_KINDS:
-            self._slots[kind] += getattr(step, kind)
 
     def value(self, name: str) -> float:
         """Return a measure.
@@ -89,19 +79,20 @@ class SteadyStateTally:
         return peaks[name] if name in peaks else self._mean(name)
 
     def _mean(self, name: str) -> float:
-        if not self._num_steps:
+        sums = self._sums
+        if not sums["steps"]:
             raise ConfigError(
                 f"num_prompts={self._num_requests} is too small: all requests were admitted at once. Use more than "
                 f"{self._num_fitting}, which is about how many fit into the KV memory together."
             )
-        num_slots = sum(self._slots.values())
-        shares = {kind: 100 * slots / num_slots for kind, slots in self._slots.items()}
+        num_slots = sum(sums[kind] for kind in SLOT_KINDS)
+        shares = {kind: 100 * sums[kind] / num_slots for kind in SLOT_KINDS}
         shares["external"] += shares["free"]
         means = {
-            "batch": self._num_rows / self._num_steps,
-            "batch_by_time": self._row_seconds / self._seconds,
-            "saved": 100 * self._num_saved / (self._num_held + self._num_saved),
-            "finished_per_s": self._num_finished / self._seconds,
+            "batch": sums["rows"] / sums["steps"],
+            "batch_by_time": sums["row_seconds"] / sums["seconds"],
+            "saved": 100 * sums["saved"] / (sums["held"] + sums["saved"]),
+            "finished_per_s": sums["finished"] / sums["seconds"],
             "waste": 100 - shares["token_states"],
         }
         return (means | shares)[name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from itertools import repeat
 from typing import NamedTuple
@@ -10,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from chairlift.core.kv.windowed_groups import KVGroups
-from chairlift.lab.report.trace import Floats, Residency, RunTrace, final_slots
+from chairlift.lab.report.trace import Floats, RunTrace, final_slots
 
 
 class MemoryKinds(NamedTuple):
@@ -49,37 +48,25 @@ def true_kinds(trace: RunTrace) -> list[MemoryKinds]:
 
 def _reserved_slots(trace: RunTrace) -> list[int]:
     """The number of slots in each step that are held and will be written. Shared slots are already written."""
-    arrivals: dict[int, list[Residency]] = defaultdict(list)
-    departures: dict[int, list[str]] = defaultdict(list)
-    for residency in trace.residencies:
-        arrivals[residency.first].append(residency)
-        departures[residency.last + 1].append(residency.request.arrived.request_id)
     started = trace.started
-    block_size = started.block_size
-    groups = KVGroups(tuple(started.kv_windows), block_size, started.max_num_batched_tokens)
-    final: dict[str, int] = {}
-    covered: dict[str, int] = {}  # slots of tokens in all groups, including those that are released or not shared
-    reserved: dict[str, int] = {}
-    total, totals = 0, []
-    for position, step in enumerate(trace.steps):
-        for request_id in departures[position]:
-            total -= reserved.pop(request_id)
-        for residency in arrivals[position]:
-            request_id = residency.request.arrived.request_id
-            final[request_id], covered[request_id], reserved[request_id] = final_slots(residency.request), 0, 0
-        for request_id, block_ids in step.new_blocks.items():
-            covered[request_id] += len(block_ids) * block_size
-        admitted = set(step.admitted) if groups.has_windows else ()
-        drafts = step.num_draft or repeat(0)
-        for request_id, computed, scheduled, draft in zip(
-            step.request_ids, step.num_computed, step.num_scheduled, drafts, strict=False
-        ):
-            if request_id in admitted:
-                covered[request_id] += sum(groups.first_blocks(computed)) * block_size
-            now = _num_reserved(groups, covered[request_id], computed + scheduled - draft, final[request_id])
-            total += now - reserved[request_id]
-            reserved[request_id] = now
-        totals.append(total)
+    groups = KVGroups(tuple(started.kv_windows), started.block_size, started.max_num_batched_tokens)
+    rows = []
+    for step in trace.steps:
+        columns = zip(step.num_computed, step.num_scheduled, step.num_draft or repeat(0), strict=False)
+        rows.append(dict(zip(step.request_ids, columns, strict=True)))
+    totals = [0] * len(rows)
+    for residency in trace.residencies:
+        request_id, final = residency.request.request_id, final_slots(residency.request)
+        covered = 0  # slots of tokens in all groups, including those that are released or not shared
+        reserved = 0
+        for position in range(residency.first, residency.last + 1):
+            covered += len(trace.steps[position].new_blocks.get(request_id, ())) * groups.block_size
+            if request_id in rows[position]:
+                computed, scheduled, draft = rows[position][request_id]
+                if groups.has_windows and position == residency.first:
+                    covered += sum(groups.first_blocks(computed)) * groups.block_size
+                reserved = _num_reserved(groups, covered, computed + scheduled - draft, final)
+            totals[position] += reserved
     return totals
 
 
