@@ -142,14 +142,8 @@ class ReplicaState:
         """Record the end of a request. Unknown ids have no effect."""
         self.record_output(request_id)
         if (sent := self._sent.pop(request_id, None)) is not None:
-            self._forget_expected(sent.prompt)
-
-    def _forget_expected(self, prompt: RoutedPrompt) -> None:
-        expected, ended = self._expected, []
-        for key in prompt.block_keys:
-            if (count := expected[key]) > 1:
-                expected[key] = count - 1
-            else:
-                del expected[key]
-                ended.append(key)
-        self._known.difference_update(set(ended) - self._cached)
+            self._expected.subtract(sent.prompt.block_keys)
+            ended = {key for key in sent.prompt.block_keys if self._expected[key] < 1}
+            for key in ended:
+                del self._expected[key]
+            self._known -= ended - self._cached

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -69,11 +69,11 @@ class RunMetrics:
     qoe: Summary | None
     length_error: Summary | None
     length_coverage: float | None
-    mean_batch_size: float
-    mean_busy_seats: float
+    mean_batch_size: float = 0.0
+    mean_busy_seats: float = 0.0
     peak_batch_size: int
-    mean_batch_tokens: float
-    kv_use_mean: float | None
+    mean_batch_tokens: float = 0.0
+    kv_use_mean: float | None = None
     kv_use_peak: float | None
     preemptions: int = 0
     padding_tokens: int = 0
@@ -150,6 +150,7 @@ class RunTally:
         duration = 0.0 if steps.last_time is None else steps.last_time - self._first_time
         per_second = 1 / duration if duration > 0 else 0.0
         values: dict[str, Any] = {**counts, **steps.counts}
+        values |= {name: total / steps.counts["num_steps"] for name, total in steps.sums.items()}
         values |= {name: Summary.from_values(found) for name, found in requests.values.items()}
         return RunMetrics(
             **values,
@@ -159,12 +160,8 @@ class RunTally:
             total_tokens_per_s=(counts["prompt_tokens"] + counts["output_tokens"]) * per_second,
             requests_per_s=counts["num_answered"] * per_second,
             itl=Summary.from_values(requests.itls),
-            mean_batch_size=steps.per_step(steps.num_rows),
-            mean_busy_seats=steps.per_step(steps.num_busy_seats),
             peak_batch_size=steps.peak_batch_size,
-            mean_batch_tokens=steps.per_step(steps.num_tokens),
-            kv_use_mean=steps.per_step(steps.kv_use_sum) if steps.has_kv_use else None,
-            kv_use_peak=steps.kv_use_peak if steps.has_kv_use else None,
+            kv_use_peak=steps.kv_use_peak,
             memory=steps.memory(),
             length_coverage=requests.length_coverage,
         )
@@ -207,17 +204,18 @@ class _RequestTotals:
 
 
 class _StepTotals:
-    """Sums over steps: `counts` are fields of RunMetrics, and `kinds` slot-seconds by kind."""
+    """Sums over steps: `counts` are fields of RunMetrics, `sums` those whose means are, and `kinds` slot-seconds."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        self.sums: dict[str, float] = defaultdict(float)
         self.kinds = dict.fromkeys(SLOT_KINDS, 0.0)
         self.last_time: float | None = None
-        self.num_blocks = self.num_rows = self.num_busy_seats = self.peak_batch_size = self.num_tokens = 0
-        self.kv_use_sum = self.kv_use_peak = 0.0
+        self.kv_use_peak: float | None = None
+        self.num_blocks = self.peak_batch_size = 0
 
     def add(self, step: Step) -> None:
-        num_rows, counts = len(step.request_ids), self.counts
+        num_rows, counts, sums = len(step.request_ids), self.counts, self.sums
         counts["num_steps"] += 1
         counts["preemptions"] += len(step.preempted)
         counts["padding_tokens"] += sum(step.num_padding)
@@ -227,24 +225,17 @@ class _StepTotals:
             counts["draft_tokens"] += sum(step.num_draft)
             counts["accepted_draft_tokens"] += step.num_accepted
         self.last_time = step.time
-        self.num_rows += num_rows
-        self.num_busy_seats += sum(map(bool, step.num_scheduled))
+        sums["mean_batch_size"] += num_rows
+        sums["mean_busy_seats"] += sum(map(bool, step.num_scheduled))
+        sums["mean_batch_tokens"] += sum(step.num_scheduled)
         self.peak_batch_size = max(self.peak_batch_size, num_rows)
-        self.num_tokens += sum(step.num_scheduled)
         if self.num_blocks:
             use = 1 - step.free_blocks / self.num_blocks
-            self.kv_use_sum += use
-            self.kv_use_peak = max(self.kv_use_peak, use)
+            sums["kv_use_mean"] += use
+            self.kv_use_peak = max(self.kv_use_peak or 0.0, use)
         seconds = step.time - step.scheduled_time
         for kind in SLOT_KINDS:
             self.kinds[kind] += seconds * getattr(step, kind)
-
-    @property
-    def has_kv_use(self) -> bool:
-        return self.num_blocks > 0 and self.last_time is not None
-
-    def per_step(self, total: float) -> float:
-        return total / self.counts["num_steps"] if self.counts["num_steps"] else 0.0
 
     def memory(self) -> dict[str, float] | None:
         total = sum(self.kinds.values())
