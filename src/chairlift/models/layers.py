@@ -113,8 +113,7 @@ class LayerBuilder:
         The projection has n values, or one for all values of a row. The values of `rows` are lost.
         """
         load = self.linear if spec.keeps_format else self.adapted_linear
-        projection, multiply = load(spec, self.norm(norm)), self._kernels.gate
-        return lambda rows, x: multiply(rows, projection(x))
+        return partial(_multiply_gate, self._kernels.gate, load(spec, self.norm(norm)))
 
     def _load(self, spec: MatrixSpec) -> LoadedMatrix:
         load = self._kernels.load_router if spec.keeps_format else self._kernels.load_matrix
@@ -224,6 +223,15 @@ class LayerBuilder:
             self.norm(norms.after), self.norm(norms.of_sum), norms.multiplier, scale
         )
         return BranchSum(kernel, is_fused)
+
+
+def _multiply_gate(
+    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    projection: LinearKernel,
+    rows: torch.Tensor,
+    x: torch.Tensor,
+) -> torch.Tensor:
+    return multiply(rows, projection(x))
 
 
 class Attention:
