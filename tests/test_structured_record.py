@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import msgspec
@@ -129,3 +130,4 @@ def test_contradictory_parameters_are_rejected(name: str) -> None:
 def test_an_unknown_parameter_is_an_error_with_advice(name: str, advice: str) -> None:
     with pytest.raises(RequestError, match=f"{name} is not an option[:;] {advice}"):
         SamplingParams(**{name: None})
+    assert list(inspect.signature(SamplingParams).parameters)[:2] == ["n", "temperature"], "for help()"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Self
+from functools import wraps
+from typing import Any, TypeVar
 
 from chairlift.errors import RequestError
 from chairlift.options import unknown_option
 from chairlift.slo import SLO
 from chairlift.structured_outputs import StructuredOutputs
+
+T = TypeVar("T")
 
 MAX_LOGPROBS = 20
 MAX_N = 128
@@ -152,6 +155,21 @@ def _logit_bias(value: Any) -> dict[int, float]:
     return bias
 
 
+def _reject_unknown(record: type[T]) -> type[T]:
+    """Let the constructor of a dataclass raise RequestError with advice for unknown fields."""
+    make, known = record.__init__, list(record.__annotations__)
+
+    @wraps(make)
+    def init(self: T, *values: Any, **given: Any) -> None:
+        if (name := next((name for name in given if name not in known), None)) is not None:
+            raise RequestError(unknown_option(name, known), name)
+        make(self, *values, **given)
+
+    record.__init__ = init  # type: ignore[assignment]
+    return record
+
+
+@_reject_unknown
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """The parameters that determine how the tokens of one request are sampled.
@@ -224,12 +242,6 @@ class SamplingParams:
     use_beam_search: bool = False
     length_penalty: float = 1.0
     early_stopping: bool | str = False
-
-    def __new__(cls, *_values: Any, **given: Any) -> Self:
-        if unknown := given.keys() - cls.__dataclass_fields__.keys():
-            name = min(unknown)
-            raise RequestError(unknown_option(name, list(cls.__dataclass_fields__)), name)
-        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         _integer("n", self.n, 1, MAX_N)

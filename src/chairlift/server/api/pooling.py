@@ -82,7 +82,7 @@ def _plan_pairs(
     """
     pooling = engine.facts.pooling
     if pooling is None:
-        raise RequestError(f"model {engine.facts.model_name!r} {TASKS[None]}", "model")
+        raise RequestError(f"the model {TASKS[None]}", "model")
     encode_pooled, most = engine.input_processor.encode_pooled, body.truncate_prompt_tokens
     first_texts, second_texts = labelled_values(fields[0], firsts), labelled_values(fields[1], seconds)
     if pooling.task == "score":
