@@ -92,8 +92,9 @@ def test_events_of_all_types_arrive_unchanged(tmp_path: Path) -> None:
 
 
 def test_all_messages_have_arrived_when_the_sender_is_gone(tmp_path: Path) -> None:
-    front, engine = FrontLink(tmp_path), open_engine_link(tmp_path)
+    front = FrontLink(tmp_path)
     assert not front.has_sender
+    engine = open_engine_link(tmp_path)
     messages = [LogLine(20, "chairlift", str(number)) for number in range(20_000)]
     for message in messages:
         engine.send(message)
