@@ -6,7 +6,6 @@ of one tensor, in MXFP4 or in transposed floats.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -53,13 +52,6 @@ def _read_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
     return replace(experts, has_bias=True)
 
 
-GPT_OSS_GGUF_NAMES: Final[Mapping[str, str]] = {
-    **GGUF_NAMES,
-    "model.layers.{}.self_attn.sinks": "blk.{}.attn_sinks",
-    "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
-    "model.layers.{}.mlp.router": "blk.{}.ffn_gate_inp",
-}
-
 EXPERTS: Final = "model.layers.{}.mlp.experts"
 
 
@@ -79,7 +71,12 @@ GPT_OSS: Final = Architecture(
     name="gpt-oss",
     hf_readers={"GptOssForCausalLM": _READER},
     gguf_readers={"gpt-oss": _READER},
-    gguf_names=GPT_OSS_GGUF_NAMES,
+    gguf_names={
+        **GGUF_NAMES,
+        "model.layers.{}.self_attn.sinks": "blk.{}.attn_sinks",
+        "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
+        "model.layers.{}.mlp.router": "blk.{}.ffn_gate_inp",
+    },
     stacked_names={
         "model.layers.{}.self_attn.sinks.weight": "model.layers.{}.self_attn.sinks",
         **_expert_places("gate_proj", "gate_up_proj", first_row=0, row_step=2),

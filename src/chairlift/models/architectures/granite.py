@@ -138,12 +138,6 @@ NAMES: Final = ExpertNames(
 )
 GGUF_ARCHITECTURES: Final = ("granite", "granitehybrid", "granitemoe")
 
-GRANITE_GGUF_NAMES: Final = {
-    **GGUF_NAMES,
-    **mamba_gguf_names("mamba"),
-    **names_in_layers("shared_mlp", SHARED_EXPERT),
-}
-
 GRANITE: Final = Architecture(
     name="granite",
     hf_readers={
@@ -152,7 +146,7 @@ GRANITE: Final = Architecture(
         "GraniteMoeHybridForCausalLM": read_granite4,
     },
     gguf_readers=dict.fromkeys(GGUF_ARCHITECTURES, read_granite_gguf),
-    gguf_names=GRANITE_GGUF_NAMES,
+    gguf_names={**GGUF_NAMES, **mamba_gguf_names("mamba"), **names_in_layers("shared_mlp", SHARED_EXPERT)},
     gguf_interleaved=frozenset(GGUF_ARCHITECTURES),
     stacked_names={
         f"model.layers.{{}}.block_sparse_moe.experts.{{}}.{name}": f"model.layers.{{}}.block_sparse_moe.{name}"

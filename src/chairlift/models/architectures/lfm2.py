@@ -122,34 +122,6 @@ NAMES: Final = ExpertNames(
     selection_bias="feed_forward.expert_bias",
 )
 
-HF_NAMES: Final = {
-    "model.norm": "model.embedding_norm",
-    **{
-        f"model.layers.{{}}.{name}": f"model.layers.{{}}.{other}"
-        for name, other in (
-            ("input_layernorm", "operator_norm"),
-            ("post_attention_layernorm", "ffn_norm"),
-            ("self_attn.o_proj", "self_attn.out_proj"),
-            ("self_attn.q_norm", "self_attn.q_layernorm"),
-            ("self_attn.k_norm", "self_attn.k_layernorm"),
-            ("mlp.gate_proj", "feed_forward.w1"),
-            ("mlp.up_proj", "feed_forward.w3"),
-            ("mlp.down_proj", "feed_forward.w2"),
-        )
-    },
-}
-
-LFM2_GGUF_NAMES: Final = {
-    **GGUF_NAMES,
-    "model.norm": "token_embd_norm",
-    **{f"model.layers.{{}}.conv.{name}": f"blk.{{}}.shortconv.{name}" for name in ("conv", "in_proj", "out_proj")},
-    "model.layers.{}.feed_forward.gate": "blk.{}.ffn_gate_inp",
-    "model.layers.{}.feed_forward.expert_bias": "blk.{}.exp_probs_b.bias",
-    "model.layers.{}.feed_forward.experts.{}.w1": "blk.{}.ffn_gate_exps",
-    "model.layers.{}.feed_forward.experts.{}.w3": "blk.{}.ffn_up_exps",
-    "model.layers.{}.feed_forward.experts.{}.w2": "blk.{}.ffn_down_exps",
-}
-
 _READER: Final = Lfm2ConfigReader(
     "lfm2",
     no_windows,
@@ -167,6 +139,30 @@ LFM2: Final = Architecture(
     name="lfm2",
     hf_readers={"Lfm2ForCausalLM": _READER, "Lfm2MoeForCausalLM": _MOE_READER},
     gguf_readers={"lfm2": _READER, "lfm2moe": _MOE_READER},
-    gguf_names=LFM2_GGUF_NAMES,
-    stacked_names=HF_NAMES,
+    gguf_names={
+        **GGUF_NAMES,
+        "model.norm": "token_embd_norm",
+        **{f"model.layers.{{}}.conv.{name}": f"blk.{{}}.shortconv.{name}" for name in ("conv", "in_proj", "out_proj")},
+        "model.layers.{}.feed_forward.gate": "blk.{}.ffn_gate_inp",
+        "model.layers.{}.feed_forward.expert_bias": "blk.{}.exp_probs_b.bias",
+        "model.layers.{}.feed_forward.experts.{}.w1": "blk.{}.ffn_gate_exps",
+        "model.layers.{}.feed_forward.experts.{}.w3": "blk.{}.ffn_up_exps",
+        "model.layers.{}.feed_forward.experts.{}.w2": "blk.{}.ffn_down_exps",
+    },
+    stacked_names={
+        "model.norm": "model.embedding_norm",
+        **{
+            f"model.layers.{{}}.{name}": f"model.layers.{{}}.{other}"
+            for name, other in (
+                ("input_layernorm", "operator_norm"),
+                ("post_attention_layernorm", "ffn_norm"),
+                ("self_attn.o_proj", "self_attn.out_proj"),
+                ("self_attn.q_norm", "self_attn.q_layernorm"),
+                ("self_attn.k_norm", "self_attn.k_layernorm"),
+                ("mlp.gate_proj", "feed_forward.w1"),
+                ("mlp.up_proj", "feed_forward.w3"),
+                ("mlp.down_proj", "feed_forward.w2"),
+            )
+        },
+    },
 )
