@@ -164,7 +164,7 @@ def test_bench_throughput_prints_a_table_or_one_json_line(tiny_model_dir: Callab
         (["serve", "-c", "4096"], "-c is not an option: use --max-model-len"),
         (["serve", "-ngl", "99"], "-ngl is not an option: leave it out, because an engine uses one device"),
         (["serve", "-hf", "a/b:Q4_K_M"], "-hf is not an option: .*, as in `chairlift COMMAND MODEL`"),
-        (["serve", "a/b-GGUF:Q4_K_M"], "on the Hugging Face hub write a/b-GGUF, or a/b-GGUF/FILE.gguf"),
+        (["serve", "a/b-GGUF:Q4_K_M", "--port", "0"], "on the Hugging Face hub write a/b-GGUF, or a/b-GGUF/FILE.gguf"),
         (["chat", "--model", "x"], "--model is not an option: .*, as in `chairlift COMMAND MODEL`"),
         (["generate", "--enable-lora", "hi"], "--enable-lora is not an option: .* because --lora-modules and --max-l"),
         (["serve", "m", "--lora-modules", "a=b", "c=d"], "Unused Tokens: .*c=d.* option before each of its values"),
