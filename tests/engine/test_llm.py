@@ -12,6 +12,7 @@ import pytest
 from chairlift import LLM, AsyncLLM, EngineConfig, SamplingParams
 from chairlift.errors import ConfigError, EngineDeadError, RequestError
 from chairlift.events import RequestArrived, Step, read_events
+from chairlift.loading.text.chat_template import ChatTemplate
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
@@ -282,7 +283,8 @@ CHAT = [{"role": "user", "content": "hi"}]
 @pytest.mark.parametrize(
     ("method", "arguments", "options", "message"),
     [
-        ("generate", (b"text",), {}, "prompts must be a string, .* got bytes: b'text'"),
+        ("generate", (b"text",), {}, "prompts must be a string, .*{\"prompt\": string}.* got bytes: b'text'"),
+        ("generate", ({"prompt": "a", "multi_modal_data": {}},), {}, "the key prompt .* got .*, 'multi_modal_data'"),
         ("generate", ([[5], 5.0],), {}, "prompt 1: prompt must be a string or a list of token ids"),
         (
             "generate",
@@ -334,10 +336,16 @@ def test_prompts_can_have_the_forms_of_vllm(llm: LLM) -> None:
     assert [output.outputs for output in [*named, *single]] == [output.outputs for output in [*plain, plain[0]]]
 
 
-def test_variables_of_the_template_can_be_one_argument(llm: LLM) -> None:
-    (plain,) = llm.chat(CHAT, GREEDY, add_generation_prompt=False)
-    (packed,) = llm.chat(CHAT, GREEDY, chat_template_kwargs={"add_generation_prompt": False})
-    assert plain.prompt == packed.prompt
+def test_variables_of_the_template_can_be_one_argument(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.tokenizer, "chat_template", ChatTemplate("{{ name }}", {}))
+        assert llm.chat(CHAT, GREEDY, chat_template_kwargs={"name": "a"})[0].prompt == "a"
+        with pytest.raises(RequestError, match="chat_template_kwargs must not contain name: use only the arguments"):
+            llm.chat(CHAT, GREEDY, name="a", chat_template_kwargs={"name": "b"})
+    with pytest.raises(RequestError, match="chat_template_kwargs must not contain messages, tools: use only"):
+        llm.chat(CHAT, GREEDY, chat_template_kwargs={"tools": [], "messages": []})
+    with pytest.raises(RequestError, match=r"chat_template_kwargs must map names as in .*, got {1: 2}"):
+        llm.chat(CHAT, GREEDY, chat_template_kwargs={1: 2})
     with pytest.raises(RequestError, match="enable_thinking: the chat template of this model does not read"):
         llm.chat(CHAT, GREEDY, chat_template_kwargs={"enable_thinking": False})
     with pytest.raises(RequestError, match=r"chat_template_kwargs must map names as in .*, got 'x'"):

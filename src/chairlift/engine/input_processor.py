@@ -11,6 +11,7 @@ from chairlift.counts import counted
 from chairlift.engine.output_constraints import OutputConstraints
 from chairlift.errors import ContextLengthError, RequestError
 from chairlift.grammar.compiler import GrammarCompiler
+from chairlift.loading.text.chat_template import RESERVED_VARIABLES
 from chairlift.loading.text.marked_text import unmarked
 from chairlift.loading.text.rerank_prompt import encode_rerank_prompt
 from chairlift.loading.text.tokenizer import Tokenizer
@@ -184,7 +185,10 @@ class InputProcessor:
             RequestError: the prompt is empty, of a wrong type or too long, or a token is outside the vocabulary.
         """
         given = prompt
-        if isinstance(prompt, Mapping) and prompt.keys() in ({"prompt"}, {"prompt_token_ids"}):
+        if isinstance(prompt, Mapping):
+            if prompt.keys() not in ({"prompt"}, {"prompt_token_ids"}):
+                keys = f"the key prompt or prompt_token_ids and no other, got {[*prompt]!r:.100}"
+                raise RequestError(f"{label} must have {keys}", _field_of_label(label))
             prompt = next(iter(prompt.values()))
         if isinstance(prompt, str):
             return prompt, self.encode_text(prompt, label, params, add_special_tokens=add_special_tokens)
@@ -255,10 +259,7 @@ class InputProcessor:
         Args:
             allow_special_tokens_in_content, chat_template_kwargs, template_options: as for `LLM.chat`.
         """
-        if not isinstance(chat_template_kwargs, Mapping | None):
-            problem = f"must map names as in {{'enable_thinking': False}}, got {chat_template_kwargs!r:.100}"
-            raise RequestError(f"chat_template_kwargs {problem}", "chat_template_kwargs")
-        template_options |= chat_template_kwargs or {}
+        template_options |= _template_kwargs(chat_template_kwargs, template_options)
         messages = [_with_one_text(message, index) for index, message in enumerate(messages)]
         text = self.tokenizer.render_chat(messages, **template_options)
         if self.tokenizer.chat_template is not None:
@@ -411,6 +412,17 @@ class InputProcessor:
         if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
             raise RequestError(f"{label} contains a token id outside 0..{self._vocab_size - 1}", param)
         return token_ids
+
+
+def _template_kwargs(value: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`chat_template_kwargs` of a call; raises RequestError if it contains a name that is `given` as an argument."""
+    if not isinstance(value, Mapping | None) or not all(isinstance(name, str) for name in value or ()):
+        problem = f"must map names as in {{'enable_thinking': False}}, got {value!r:.100}"
+        raise RequestError(f"chat_template_kwargs {problem}", "chat_template_kwargs")
+    if wrong := [name for name in value or () if name in RESERVED_VARIABLES or name in given]:
+        problem = f"must not contain {', '.join(sorted(wrong))}: use only the arguments of chat with these names"
+        raise RequestError(f"chat_template_kwargs {problem}", "chat_template_kwargs")
+    return value or {}
 
 
 def _field_of_label(label: str) -> str:

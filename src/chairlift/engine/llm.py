@@ -337,7 +337,8 @@ def _prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     if isinstance(prompts, Mapping):
         return [prompts]
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
-        raise _type_error("prompts", "a string, a list of token ids, or a list of those", prompts)
+        forms = 'a string, a list of token ids, {"prompt": string}, {"prompt_token_ids": list}, or a list of those'
+        raise _type_error("prompts", forms, prompts)
     single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
     return cast("Sequence[Prompt]", [prompts] if single else prompts)
 

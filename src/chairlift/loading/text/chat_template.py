@@ -21,6 +21,9 @@ from chairlift.loading.text.template_sandbox import TemplateEnvironment
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 """Roles that are template text, because some templates build special tokens from them, such as `<|user|>`."""
 
+RESERVED_VARIABLES: Final = ("messages", "self", "add_generation_prompt", "tools", "documents", "reasoning_effort")
+"""Variables of a chat template that `chat_template_kwargs` must not set."""
+
 
 class ChatTemplate:
     """A chat template, which is compiled when it is first used.

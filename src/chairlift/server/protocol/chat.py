@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from chairlift.errors import RequestError
+from chairlift.loading.text.chat_template import RESERVED_VARIABLES
 from chairlift.sampling_params import MAX_LOGPROBS
 from chairlift.server.protocol.base import (
     MAX_CONTENT_PARTS,
@@ -26,10 +27,6 @@ from chairlift.server.protocol.sampling import SamplingFields, StructuredOutputs
 from chairlift.server.protocol.tools import FunctionTool, ToolCall, ToolCallParam, ToolChoice
 from chairlift.server.protocol.turns import merge_leading_system
 from chairlift.server.protocol.validation_errors import describe_validation_errors
-
-RESERVED_VARIABLES = ("messages", "self", "add_generation_prompt", "tools", "documents", "reasoning_effort")
-"""Variables of a chat template that `chat_template_kwargs` must not set."""
-
 
 BILLING_LINE: Final = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n?", re.IGNORECASE)
 """The line at the beginning of Claude Code's system prompt that differs in each request, so that no prefix of a prompt
