@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Final
@@ -19,7 +19,7 @@ from chairlift.errors import ConfigError
 _KEY: Final = "option"
 
 _ADVICE: Final = {
-    "model -m -hf -hfr hf_repo": "write the model without the name of an option, as in `chairlift COMMAND MODEL`",
+    "--model -m -hf -hfr --hf-repo": "write the model without the name of an option, as in `chairlift COMMAND MODEL`",
     "gpu_memory_utilization": "use kv_cache_memory_bytes",
     "-c n_ctx ctx_size": "use max_model_len",
     "-np parallel": "use max_num_seqs",
@@ -50,6 +50,9 @@ _ADVICE: Final = {
 }
 FOREIGN_OPTIONS: Final = {name: advice for names, advice in _ADVICE.items() for name in names.split()}
 """Options of vLLM and llama.cpp that an engine or server does not have, with advice."""
+
+_OPTION_NAME: Final = re.compile(r"[a-z]+(?:_[a-z]+)+")
+"""The name of an option in advice, all of which have several words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +121,28 @@ def unknown_option(name: str, known: Sequence[str]) -> str:
     """The message about an unknown option, with advice, the known name that is close to it, or all known names."""
     close = get_close_matches(name, known, 1)
     hint = f": did you mean {close[0]}?" if close else f"; options are {', '.join(known)}"
-    if advice := foreign_advice(name):
+    if advice := foreign_advice(name, known):
         hint = f": {advice}"
     return f"{name} is not an option{hint}"
 
 
-def foreign_advice(name: str) -> str | None:
-    """The advice about an option of vLLM or llama.cpp, with names spelled like the given one; None for others."""
-    words = name.lstrip("-").replace("-", "_")
+def foreign_advice(name: str, known: Iterable[str], own_names: Mapping[str, str] | None = None) -> str | None:
+    """The advice about an option of vLLM or llama.cpp; None for other options, and if it names one that is not known.
+
+    Args:
+        name: the unknown option. The advice spells the names of options like it.
+        known: the options that exist there.
+        own_names: name of an option in the table of advice -> its name there, if it differs.
+    """
+    words, renamed = name.lstrip("-").replace("-", "_"), own_names or {}
     advice = FOREIGN_OPTIONS.get(name) or FOREIGN_OPTIONS.get(words.removeprefix("no_"))
-    if advice is None or name == words:
-        return advice
+    named = {renamed.get(each, each) for each in _OPTION_NAME.findall(advice or "")}
+    if advice is None or not named <= {each.lstrip("-").replace("-", "_") for each in known}:
+        return None
+    if name == words:
+        return _OPTION_NAME.sub(lambda found: renamed.get(found[0], found[0]), advice)
     dashes = "--" if name.startswith("-") else ""
-    return re.sub(r"[a-z]+(_[a-z]+)+", lambda found: dashes + found[0].replace("_", "-"), advice)
+    return _OPTION_NAME.sub(lambda found: dashes + found[0].replace("_", "-"), advice)
 
 
 def check_options(record: Any, declared_by: type[Any] | None = None) -> None:

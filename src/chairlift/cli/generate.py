@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -68,8 +69,9 @@ def _read_prompts(given: list[str] | None) -> list[str]:
             raise ConfigError("PROMPT is missing: give a prompt, or send it to the standard input")
         given = ["-"]
     if unknown := next((text for text in given if text.startswith("-") and text != "-"), None):
-        if foreign_advice(name := unknown.partition("=")[0]):
-            raise ConfigError(unknown_option(name, ()))
+        known = [*signature(generate).parameters]
+        if foreign_advice(name := unknown.partition("=")[0], known):
+            raise ConfigError(unknown_option(name, known))
         raise ConfigError(f"Unknown option: {unknown}. A prompt that begins with - can be sent to the standard input")
     if given.count("-") > 1:
         raise ConfigError("PROMPT - is given twice: the standard input can be read once")

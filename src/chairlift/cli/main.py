@@ -74,7 +74,8 @@ def run_command(arguments: Sequence[str]) -> None:
         app(arguments, exit_on_error=False, print_error=False)
     except UnknownOptionError as error:
         name = (error.token.keyword or error.token.value).partition("=")[0]
-        raise ConfigError(unknown_option(name, ()) if foreign_advice(name) else str(error)) from None
+        known = [each for argument in error.argument_collection for each in argument.names]
+        raise ConfigError(unknown_option(name, known) if foreign_advice(name, known) else str(error)) from None
     except UnusedCliTokensError as error:
         raise ConfigError(f"{error} Write the name of an option before each of its values.") from None
     except CycloptsError as error:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx
 import pytest
 
 from chairlift.errors import RequestError
+from chairlift.options import FOREIGN_OPTIONS
+from chairlift.server.api.endpoint import Endpoint
+from chairlift.server.api.routes import ENDPOINTS
 from chairlift.server.protocol.base import RequestBody
+from chairlift.server.protocol.validation_errors import describe_validation_errors
 from running_server import RunningServer
 
 
@@ -40,6 +45,7 @@ def message(answer: httpx.Response) -> str:
         ("GET", "/q", 404, "the path /q does not exist: /openapi.json lists all paths."),
         ("GET", "/" + "x" * 9000, 404, "x does not exist: /openapi.json lists all paths."),
         ("POST", "/api/chat", 404, "clients of Ollama can use the API of OpenAI, whose base URL ends in /v1"),
+        ("GET", "/api/v1/models", 404, "the path /api/v1/models does not exist: did you mean /v1/models?"),
         ("GET", "/v1/completions", 405, "/v1/completions accepts POST, not GET"),
     ],
 )
@@ -145,6 +151,9 @@ def test_the_error_of_a_wrong_value_names_the_field_and_the_limit(
         ("completions", "guided_regex", "use structured_outputs"),
         ("responses", "messages", "did you mean input?"),
         ("responses", "response_format", "did you mean text?"),
+        ("responses", "n_predict", "use max_output_tokens"),
+        ("responses", "format", "use text"),
+        ("messages", "format", "use output_config"),
         ("messages", "stop", "did you mean stop_sequences?"),
     ],
 )
@@ -154,6 +163,16 @@ def test_the_error_of_a_field_of_another_api_names_the_right_one(
     fields = {"completions": {"prompt": "x"}, "responses": {"input": "x"}}.get(path, CHAT)
     answer = api_server.post(f"/v1/{path}", {**fields, field: {}})
     assert (answer.status_code, message(answer)) == (400, f"{field} is unknown: {expected}")
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
+def test_advice_names_only_fields_of_the_endpoint(endpoint: Endpoint[Any]) -> None:
+    fields, named = endpoint.body.model_fields, []
+    for name in (FOREIGN_OPTIONS.keys() | endpoint.body.own_names.keys()) - fields.keys():
+        problem: Any = {"type": "extra_forbidden", "loc": (name,), "input": {}, "msg": ""}
+        text, _field = describe_validation_errors(endpoint.body, [problem], {name: {}})
+        named += re.findall(r": (?:use|did you mean) (\w+)", text)
+    assert set(named) <= fields.keys()
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(0, " must be at least 1, got 0"), (10**6, "=1000000 is too large")])

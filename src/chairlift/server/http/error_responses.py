@@ -97,6 +97,6 @@ def _unknown_path(path: str, known: Iterable[str]) -> str:
     hint = f"did you mean {close[0]}?" if close else "/openapi.json lists all paths."
     if close and close[0] == f"/v1{path}":
         hint += " The base URL of a client ends in /v1."
-    if path.startswith("/api/"):
+    if not close and path.startswith("/api/"):
         hint = "clients of Ollama can use the API of OpenAI, whose base URL ends in /v1"
     return f"the path {path} does not exist: {hint}"

@@ -139,9 +139,10 @@ def _suggestion(kind: type[RequestBody], path: Path, body: Any) -> str | None:
     parent, name = reduce(getitem, path[:-1], body), path[-1]
     if not isinstance(parent, dict) or not isinstance(name, str):
         return None
-    if len(path) == 1 and name in kind.own_names:
+    if len(path) == 1 and kind.own_names.get(name, "").partition(".")[0] in kind.model_fields:
         return f"did you mean {kind.own_names[name]}?"
-    if len(path) == 1 and (advice := foreign_advice(name)):
+    is_field_name = len(path) == 1 and name.isidentifier()
+    if is_field_name and (advice := foreign_advice(name, kind.model_fields, kind.own_names)):
         return advice
     num_known = [sum(key in fields for key in parent) for fields in KNOWN_FIELDS]
     kinds = (fields for fields, count in zip(KNOWN_FIELDS, num_known, strict=True) if count == max(num_known))
