@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+from enum import IntEnum
 from typing import Any
 
 import msgspec
@@ -118,12 +119,22 @@ def test_contradictory_parameters_are_rejected(name: str) -> None:
     assert caught.value.param == param
 
 
+def test_token_ids_can_be_members_of_an_enumeration() -> None:
+    assert SamplingParams(stop_token_ids=[IntEnum("Token", "END").END]).stop_token_ids == (1,)
+    with pytest.raises(RequestError, match="stop must be a string or a list of strings, got 5"):
+        SamplingParams(stop=5)
+
+
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
         ("max_token", r"did you mean max_tokens\?"),
         ("guided_decoding", "use structured_outputs"),
         ("best_of", "leave it out, because"),
+        ("n_predict", "use max_tokens"),
+        ("model", "options are n, temperature"),
+        ("format", "options are n, temperature"),
+        ("threads", "did you mean|options are"),
         ("x", "options are n, temperature"),
     ],
 )

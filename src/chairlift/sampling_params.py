@@ -99,7 +99,7 @@ def _check_texts(name: str, texts: Sequence[str], limit: int) -> None:
 
 
 def _items(name: str, value: Any, kind: str, limit: int) -> Sequence[Any]:
-    """The items of a list; None has none."""
+    """The items of a list; an empty tuple for None."""
     if value is None:
         return ()
     if isinstance(value, str) or not isinstance(value, Sequence):
@@ -110,7 +110,8 @@ def _items(name: str, value: Any, kind: str, limit: int) -> Sequence[Any]:
 
 
 def _stop_strings(value: Any) -> tuple[str, ...]:
-    strings = (value,) if isinstance(value, str) else _items("stop", value, "strings", MAX_STOP_STRINGS)
+    is_list = isinstance(value, Sequence | None) and not isinstance(value, str)
+    strings = _items("stop", value, "strings", MAX_STOP_STRINGS) if is_list else (value,)
     if not all(isinstance(s, str) for s in strings):
         raise RequestError(f"stop must be a string or a list of strings, got {value!r:.100}", "stop")
     if any(not s for s in strings):
@@ -130,7 +131,7 @@ def _bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
 
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
     token_ids = tuple(_items(name, value, "token ids", MAX_TOKEN_IDS))
-    if wrong := [token for token in token_ids if type(token) is not int]:
+    if wrong := [token for token in token_ids if isinstance(token, bool) or not isinstance(token, int)]:
         raise RequestError(f"{name} must be a list of token ids, got {wrong[0]!r:.100} in it", name)
     _integer(name, min(token_ids, default=0), 0)
     return token_ids

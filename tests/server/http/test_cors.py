@@ -13,6 +13,7 @@ import pytest
 
 from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
+from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.keys import Key, KeyRing, digest
 from chairlift.server.http.browser_access import parse_origins
 from chairlift.server.http.server_limits import ServerLimits
@@ -189,6 +190,11 @@ def test_an_asterisk_allows_every_page(tiny_model_dir: Callable[..., Path]) -> N
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "tauri://localhost", "http://[::1]:8080", "null", "*"])
 def test_origins_that_browsers_send_are_valid(origin: str) -> None:
     assert parse_origins([origin]) == (origin,)
+
+
+def test_the_origins_of_a_tuple_are_checked_too() -> None:
+    with pytest.raises(ConfigError, match=r"'https://a\.example/' is not an origin"):
+        AccessOptions(allowed_origins=("https://a.example/",))
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ MAX_TEMPORARY_PATH: Final = 70
 most 104 on all systems."""
 
 POLL_SECONDS: Final = 0.05
-"""Time between two looks at a process that starts, or whose last messages have not arrived."""
+"""Interval in seconds between two checks of a process that starts, or whose last messages have not arrived."""
 
 
 class EngineChild:

@@ -119,7 +119,7 @@ def plan_memory(
     """
     choice = choose_kernels(config, model_config.dtype, is_pooling=is_pooling)
     context, layout = model_config.max_position_embeddings, plan_layout(config, model_config)
-    # Those before the length that the pool allows is known.
+    # These limits are preliminary, because the length that the pool allows is not known yet.
     limits = config.scheduler_config(min(config.max_model_len or context, context))
     if model_config.encoder is not None:
         limits = replace(limits, max_num_batched_tokens=encoder_token_budget(config, limits.max_model_len))

@@ -60,6 +60,7 @@ class AccessOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+        parse_origins(list(self.allowed_origins))  # A tuple is not parsed by check_options.
         if self.key_reloader is None and (self.api_key or self.api_key_file is not None):
             self._load_keys()
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
