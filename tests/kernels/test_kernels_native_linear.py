@@ -263,7 +263,7 @@ def test_few_rows_of_bfloat16_have_the_bits_of_many(isa: str) -> None:
         assert torch.equal(torch.cat(parts), whole)
 
 
-@pytest.mark.parametrize("num_rows", [1, 3, 40])
+@pytest.mark.parametrize("num_rows", [1, 3, 40, 65])
 def test_layers_of_one_call_have_the_bits_of_their_own(isa: str, num_rows: int) -> None:
     """Inputs and outputs are parts of rows, and all but the first input are of one matrix."""
     torch.manual_seed(0)

@@ -262,7 +262,7 @@ def multiply_each(
     layers: Sequence[FusedLinear], inputs: Sequence[tuple[int, int]], outputs: Sequence[tuple[int, int]], num_rows: int
 ) -> None:
     """
-    Compute layers that do not depend on each other, each on one thread.
+    Compute layers that do not depend on each other, each on one thread if that leaves no thread idle.
 
     Args:
         layers: One or more layers.

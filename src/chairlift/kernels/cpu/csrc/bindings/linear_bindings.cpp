@@ -253,7 +253,7 @@ Raises:
     ValueError: The layers do not fit, see `can_feed`.)");
   m.def("multiply_each", &each, nb::arg("layers"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("num_rows"),
         nb::call_guard<nb::gil_scoped_release>(),
-        R"(Compute layers that do not depend on each other, each on one thread.
+        R"(Compute layers that do not depend on each other, each on one thread if that leaves no thread idle.
 
 Args:
     layers: One or more layers.

@@ -604,8 +604,14 @@ void Linear::feed(const Linear& down, const float* x, int64_t x_stride, int64_t 
 }
 
 void Linear::each(const std::vector<Part>& parts, int64_t rows) {
+  constexpr int64_t kFewRows = 64, kPartsPerThread = 4;
   Pool& pool = Pool::get();
   const auto num_parts = static_cast<int64_t>(parts.size());
+  // Many rows of few layers are divided among all threads, of which some would be idle otherwise.
+  if (rows > kFewRows && num_parts < kPartsPerThread * pool.num_threads()) {
+    for (const Part& part : parts) (*part.layer)(part.x, part.x_stride, rows, part.out, part.out_stride, false);
+    return;
+  }
   pool.run(num_parts, [&](int64_t index, int worker) {
     const Part& part = parts[static_cast<size_t>(index)];
     const int64_t later = index + pool.num_threads();  // the part that this thread probably computes after this one

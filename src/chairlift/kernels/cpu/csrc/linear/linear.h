@@ -49,7 +49,8 @@ class Linear {
     float* out;
     int64_t out_stride;
   };
-  // Computes layers that do not depend on each other, each on one thread: threads wait for each other once, not for each layer.
+  // Computes layers that do not depend on each other. Each is computed by one thread, so that threads wait for each other once,
+  // unless that would leave threads idle for many rows.
   static void each(const std::vector<Part>& parts, int64_t rows);
 
  private:
