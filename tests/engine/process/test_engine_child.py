@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import tempfile
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from chairlift import EngineConfig
+from chairlift.engine.process import engine_child
 from chairlift.engine.process.engine_child import EngineChild, wait_for_facts
 from chairlift.engine.process.watchdog import Watchdog
 from chairlift.engine.process.wire import EngineFailed, FrontLink
@@ -49,7 +51,10 @@ def test_a_kill_is_described_with_the_memory_limit_of_the_control_group(
         child.close(0.0)
 
 
-def test_a_process_has_not_ended_before_its_last_messages_have_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_has_not_ended_before_its_last_messages_have_arrived_or_are_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_child, "LAST_MESSAGE_SECONDS", math.inf)
     child = EngineChild(EngineConfig("no-model"), SLEEPS, logging.WARNING)
     try:
         child.kill()
@@ -58,6 +63,8 @@ def test_a_process_has_not_ended_before_its_last_messages_have_arrived(monkeypat
         monkeypatch.setattr(FrontLink, "has_sender", True)
         assert child.has_exited
         assert not child.has_ended
+        monkeypatch.setattr(engine_child, "LAST_MESSAGE_SECONDS", 0.0)
+        assert child.has_ended
     finally:
         child.close(0.0)
 

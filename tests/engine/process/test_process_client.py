@@ -23,7 +23,7 @@ import pytest
 import zmq
 
 from chairlift import LLM, AsyncLLM, SamplingParams
-from chairlift.engine.process import process_client, restart_policy, watchdog, wire
+from chairlift.engine.process import engine_child, process_client, restart_policy, watchdog, wire
 from chairlift.errors import ConfigError, EngineDeadError, EngineUnavailableError, ModelLoadError, RequestError
 from chairlift.events import EngineStarted, Event, EventList, RequestFinished, Step
 from chairlift.kernels import choice
@@ -164,6 +164,26 @@ def test_the_reason_of_an_exit_may_arrive_after_it(
         llm.close()
 
     asyncio.run(run())
+
+
+def test_a_fork_that_keeps_the_connection_of_a_dead_engine_delays_the_restart_only(
+    tiny_model_dir: ModelDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_child, "LAST_MESSAGE_SECONDS", 0.1)
+    monkeypatch.setattr(wire.FrontLink, "has_sender", True)
+    config = tiny_config(tiny_model_dir("llama"), max_num_seqs=8)
+
+    async def run() -> None:
+        client = started(config, faulty("once-raise", 1, tmp_path, is_fake=True), watchdog_timeout=0.0)
+        llm = AsyncLLM(client=client)
+        lost = await asyncio.wait_for(outcome(llm, [5], forced(50)), AMPLE_SECONDS)
+        assert isinstance(lost, EngineDeadError)
+        assert len(tokens(await outcome(llm, [6], forced(2)))) == 2
+        llm.close()
+
+    asyncio.run(run())
+    with pytest.raises(EngineDeadError, match="exit status 3"):
+        started(config, (sys.executable, "-c", "raise SystemExit(3)"), watchdog_timeout=0.0)
 
 
 def test_the_stacks_of_a_stuck_engine_are_logged_and_it_is_restarted(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import shutil
 import signal
@@ -40,6 +41,9 @@ most 104 on all systems."""
 POLL_SECONDS: Final = 0.05
 """Interval in seconds between two checks of a process that starts, or whose last messages have not arrived."""
 
+LAST_MESSAGE_SECONDS: Final = 10.0
+"""Time limit for the last messages of a process that has exited: a fork of it keeps its connection open."""
+
 
 class EngineChild:
     """An engine process in a session of its own, so that Ctrl-C in a terminal does not reach it.
@@ -59,6 +63,7 @@ class EngineChild:
     ) -> None:
         self.is_closed = False
         self._oom_kills = ControlGroups().oom_kills()
+        self._last_message_deadline = math.inf
         with contextlib.ExitStack() as undo:
             self._folder = _make_private_folder()
             undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
@@ -81,8 +86,12 @@ class EngineChild:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has exited and its last messages have arrived."""
-        return self.has_exited and not self.link.has_sender
+        """Whether the process has exited, and its last messages have arrived or their time has passed."""
+        if not self.has_exited:
+            return False
+        now = time.monotonic()
+        self._last_message_deadline = min(self._last_message_deadline, now + LAST_MESSAGE_SECONDS)
+        return not self.link.has_sender or now >= self._last_message_deadline
 
     def notify_on_exit(self, on_exit: Callable[[], None]) -> None:
         """Call `on_exit` on a thread of its own when the process has exited."""

@@ -245,7 +245,7 @@ class ProcessClient(EngineClient):
     # -- failure and restart ---------------------------------------------------------------------------------------
 
     def _handle_exit(self, child: EngineChild) -> None:
-        """Handle the last messages of a process that has exited, once all have arrived, and restart it."""
+        """Handle the last messages of a process that has exited, once it has ended, and restart it."""
         if self._is_running(child) and not child.has_ended:
             self._loop.call_later(POLL_SECONDS, self._handle_exit, child)
             return
