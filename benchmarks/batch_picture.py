@@ -59,8 +59,8 @@ def lane_cells(trace: RunTrace) -> list[LaneCell]:
     starts, ends = trace.starts.tolist(), trace.ends.tolist()
     return [
         LaneCell(lane, phase.kind, residency.request.index, starts[phase.first], ends[phase.last])
-        for residency, lane in zip(trace.residencies, assign_lanes(trace.residencies), strict=True)
-        for phase in row_phases(trace, residency)
+        for (residency, phases), lane in zip(row_phases(trace), assign_lanes(trace.residencies), strict=True)
+        for phase in phases
     ]
 
 

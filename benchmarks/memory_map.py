@@ -134,8 +134,9 @@ def block_spans(trace: RunTrace) -> list[BlockSpan]:
     spans = [
         BlockSpan(block, count, position, last, residency.request.index)
         for residency in trace.residencies
+        for releases in [_blocks_by_step(trace, residency, "released_blocks")]
         for position, block_ids in _blocks_by_step(trace, residency, "new_blocks")
-        for last, held in _by_last_step(trace, residency, position, block_ids).items()
+        for last, held in _by_last_step(residency, releases, position, block_ids).items()
         for block, count in _runs(held)
     ]
     return sorted(spans, key=lambda span: span.first)
@@ -149,11 +150,11 @@ def _blocks_by_step(trace: RunTrace, residency: Residency, field: str) -> list[t
 
 
 def _by_last_step(
-    trace: RunTrace, residency: Residency, position: int, block_ids: Sequence[int]
+    residency: Residency, releases: Iterable[tuple[int, list[int]]], position: int, block_ids: Sequence[int]
 ) -> dict[int, list[int]]:
     """The blocks that a request received in a step, by the last step in which it held them."""
     ends: dict[int, int] = {}
-    for released_at, released in _blocks_by_step(trace, residency, "released_blocks"):
+    for released_at, released in releases:
         if released_at > position:
             for block_id in released:
                 ends.setdefault(block_id, released_at - 1)

@@ -27,9 +27,9 @@ def draw(runs: Sequence[RecordedRun]) -> Figure:
 def _draw_run(axes: Axes, run: RecordedRun, duration: float) -> None:
     trace = run.trace
     finished = {request.index: 0.0 for request in trace.requests}
-    for residency in trace.residencies:
+    for residency, phases in row_phases(trace):
         row = residency.request.index
-        for phase in row_phases(trace, residency):
+        for phase in phases:
             start, end = trace.starts[phase.first], trace.ends[phase.last]
             axes.barh(row, end - start, left=start, height=0.8, color=ROW_FILLS[phase.kind].colour)
             finished[row] = max(finished[row], float(end))

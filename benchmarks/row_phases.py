@@ -24,19 +24,29 @@ class Phase(NamedTuple):
     last: int
 
 
-def row_phases(trace: RunTrace, residency: Residency) -> list[Phase]:
-    """The phases of a residency in order, without overlap; steps without a row of the request are in none."""
+def row_phases(trace: RunTrace) -> list[tuple[Residency, list[Phase]]]:
+    """Each residency with its phases in order, without overlap; steps without a row of the request are in none."""
+    columns = ((step.request_ids, zip(step.num_kept, step.num_new, strict=True)) for step in trace.steps)
+    rows = [dict(zip(*each, strict=True)) for each in columns]
+    return [(residency, _phases(residency, rows)) for residency in trace.residencies]
+
+
+def _phases(residency: Residency, rows: list[dict[str, tuple[int, int]]]) -> list[Phase]:
+    """The phases of a residency.
+
+    Args:
+        rows: the kept and the new tokens of each request of each step.
+    """
     found: list[Phase] = []
     has_sampled = False
     for position in range(residency.first, residency.last + 1):
-        step = trace.steps[position]
-        if residency.request.request_id not in step.request_ids:
+        if (row := rows[position].get(residency.request.request_id)) is None:
             continue
-        index = step.request_ids.index(residency.request.request_id)
+        num_kept, num_new = row
         kind = RowKind.DECODE if has_sampled else RowKind.PREFILL
-        if not step.num_kept[index]:
+        if not num_kept:
             kind = RowKind.PADDING
-        has_sampled |= step.num_new[index] > 0
+        has_sampled |= num_new > 0
         if found and found[-1].kind is kind and found[-1].last == position - 1:
             found[-1] = found[-1]._replace(last=position)
         else:

@@ -63,8 +63,8 @@ def test_lane_cells_have_the_kind_of_each_row(run: RecordedRun) -> None:
     assume(has_steps(run))
     trace = trace_events(run.events)
     kinds: dict[tuple[int, str], RowKind] = {}
-    for residency in trace.residencies:
-        for phase in row_phases(trace, residency):
+    for residency, phases in row_phases(trace):
+        for phase in phases:
             for position in range(phase.first, phase.last + 1):
                 kinds[position, residency.request.arrived.request_id] = phase.kind
     has_sampled: set[str] = set()

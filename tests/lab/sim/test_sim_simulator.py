@@ -105,6 +105,22 @@ def test_first_event_describes_the_engine() -> None:
     assert (continuous.static_batch_size, continuous.kv_arena, continuous.enable_prefix_caching) == (None, None, True)
 
 
+@pytest.mark.parametrize(
+    ("pool", "message"),
+    [
+        (KVPool(16, 4, 64, "fast"), "kv must be one of"),
+        (KVPool(16, 4, 64, "max"), "enable_prefix_caching needs kv=paged"),
+        (KVPool(16, 4, 64, kv_arena="first-fit"), "needs a reservation policy"),
+        (KVPool(0, 4, 64), "num_kv_blocks must be at least 1"),
+        (KVPool(16, 0, 64), "block_size must be at least 1"),
+        (KVPool(16, 4, 65), "pool.max_model_len=65 must equal scheduler.max_model_len=64"),
+    ],
+)
+def test_invalid_configurations_are_rejected(pool: KVPool, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SimConfig(SchedulerConfig(64), pool, enable_prefix_caching=True)
+
+
 def test_too_small_a_pool_is_rejected() -> None:
     with pytest.raises(ConfigError, match="reserves max_model_len=64"):
         simulate([], SimConfig(SchedulerConfig(64), KVPool(3, 16, 64, "max")), ConstantCost())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,6 +45,12 @@ def test_latency_workload() -> None:
     assert slow[0].arrival == 0
     assert np.diff([r.arrival for r in slow]).mean() == pytest.approx(1.0, rel=0.25)
     assert [r.arrival for r in fast] == pytest.approx([r.arrival / 4 for r in slow])
+
+
+@pytest.mark.parametrize("options", [{"cap": 0}, {"cap": 32, "count": 0}, {"cap": 32, "request_rate": 0.0}])
+def test_invalid_numbers_are_rejected(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="cap and count must be at least 1, and request_rate a positive number"):
+        anyscale_workload(**options)
 
 
 def draw(text: str, count: int) -> list[int]:

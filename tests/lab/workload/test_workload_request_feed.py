@@ -106,6 +106,8 @@ def test_no_seat_is_free_while_a_request_is_ready(workload: list[WorkloadRequest
 def test_equal_ids_are_rejected() -> None:
     with pytest.raises(ConfigError, match="request id 'a' occurs more than once"):
         RequestFeed([request("a"), request("b"), request("a")])
+    with pytest.raises(ConfigError, match=r"max_concurrency must be at least 1, .* got 0"):
+        RequestFeed([request("a")], 0)
 
 
 @pytest.mark.parametrize(

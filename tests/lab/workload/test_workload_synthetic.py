@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from chairlift.errors import ConfigError
 from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
@@ -52,6 +55,12 @@ def test_another_round_has_other_tokens_and_the_same_lengths() -> None:
         (len(r.prompt_token_ids), r.output_len, r.arrival) for r in second
     ]
     assert not any(a[:4] == b[:4] for a, b in zip(prompts(first), prompts(second), strict=True))
+
+
+@pytest.mark.parametrize(("name", "value"), [("count", 0), ("vocab_size", 0), ("seed", -1), ("prefix_len", -3)])
+def test_invalid_numbers_are_rejected(name: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be at least .*, got {value}"):
+        make(**{name: value})
 
 
 def test_max_tokens_is_at_least_the_output_length() -> None:

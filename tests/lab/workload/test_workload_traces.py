@@ -222,7 +222,10 @@ def test_synthetic_tokens(key: str, other: str, count: int, vocab_size: int) -> 
     [
         ("", r"trace: not a trace in a known format \(azure, burstgpt, .*it starts with ''"),
         ("a,b\n1,2", r"it starts with 'a,b'"),
+        ("prompt,completion\na,b", r"not a trace in a known format"),
+        ("timestamp,input_length,output_length\n0,1,2", r"not a trace in a known format"),
         ('{"x": 1}', r"not a trace in a known format"),
+        ('{"TIMESTAMP": 0, "ContextTokens": 1, "GeneratedTokens": 2}', r"not a trace in a known format"),
         ('{"x": 1', r"the first line is not a JSON object"),
         (
             AZURE.replace("396", "many"),
@@ -296,5 +299,8 @@ def test_unreadable_files_are_rejected(tmp_path: Path) -> None:
 
 
 def test_invalid_options_are_rejected(tmp_path: Path) -> None:
+    for name in ("limit", "vocab_size"):
+        with pytest.raises(ConfigError, match=f"{name} must be at least 1, got 0"):
+            TraceOptions(**{name: 0})
     with pytest.raises(ConfigError, match="this trace contains text, so a tokenizer is required"):
         load(tmp_path, json.dumps(SHAREGPT))

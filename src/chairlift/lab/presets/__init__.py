@@ -97,7 +97,8 @@ def _natural_order(name: str) -> list[int | str]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
-NAMES: Final = [path.name.removesuffix(".json") for path in files(__name__).joinpath("data").iterdir()]
+FILES: Final = [path.name for path in files(__name__).joinpath("data").iterdir()]
+NAMES: Final = [name.removesuffix(".json") for name in FILES if name.endswith(".json")]
 PRESETS: Final = {name: Preset(name) for name in sorted(NAMES, key=_natural_order)}
 
 

@@ -40,8 +40,9 @@ def run(study: Study, advance: Callable[[], object]) -> StudyResult:
     """Simulate each system at the rates, with all requests at the start, or search its highest rates."""
     headings = {name: f"requests/s at {name}" for name in study.settings.get("limits", {})}
     result = StudyResult(study, headings=headings)
+    # The requests per second that the first system finishes while its queue is not empty: the unit of `loads`.
     capacity = 0.0
-    if "loads" in study.settings:  # in requests per second that the first system finishes while its queue is not empty
+    if "loads" in study.settings:
         capacity = measure_memory(next(study.systems()), study.seed, ["finished_per_s"])["finished_per_s"]
     for system in study.systems():
         requests = system.requests(study.seed)

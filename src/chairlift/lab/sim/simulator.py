@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from chairlift.clock import VirtualClock
-from chairlift.config import SchedulerConfig
+from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
-from chairlift.errors import RequestError
+from chairlift.errors import ConfigError, RequestError
 from chairlift.events import EngineStarted, EventSink
 from chairlift.lab.sim.cost_model import CostModel
 from chairlift.lab.sim.executor import TOP_TOKEN, SimExecutor
@@ -25,11 +25,14 @@ class SimConfig:
     """The configuration of a simulated engine.
 
     Attributes:
-        pool: the KV pool; the limits of `scheduler` replace those of the pool.
+        pool: the KV pool, with the max_model_len of `scheduler`; the token budget replaces its `max_chunk`.
         enable_prefix_caching: None: on for "paged", off for reservations, which have no prefix cache.
         model: the model that the events name; None: no model.
         block_copy_seconds: additional seconds of a step for each block that it copies from or to the swap space.
         top_token: the distribution of the next tokens of beams (see `SimExecutor`).
+
+    Raises:
+        ConfigError: max_model_len differs between scheduler and pool, or as EngineConfig for the fields of the pool.
     """
 
     scheduler: SchedulerConfig
@@ -38,6 +41,18 @@ class SimConfig:
     model: ModelShape | None = None
     block_copy_seconds: float = 0.0
     top_token: tuple[float, float] = TOP_TOKEN
+
+    def __post_init__(self) -> None:
+        pool, limit = self.pool, self.scheduler.max_model_len
+        EngineConfig(
+            block_size=pool.block_size,
+            num_kv_blocks=pool.num_blocks,
+            kv=pool.kv,
+            kv_arena=pool.kv_arena,
+            enable_prefix_caching=self.enable_prefix_caching,
+        )
+        if pool.max_model_len != limit:
+            raise ConfigError(f"pool.max_model_len={pool.max_model_len} must equal scheduler.max_model_len={limit}")
 
     @property
     def has_prefix_cache(self) -> bool:
@@ -167,8 +182,7 @@ def make_engine_core(
     Args:
         record_index_changes: emit the changes of the prefix cache as events.
     """
-    limits = config.scheduler
-    pool = replace(config.pool, max_model_len=limits.max_model_len, max_chunk=limits.max_num_batched_tokens)
+    pool = replace(config.pool, max_chunk=config.scheduler.max_num_batched_tokens)
     manager = make_kv_cache_manager(pool, config.has_prefix_cache, record_index_changes=record_index_changes)
     executor = SimExecutor(cost_model, clock, block_copy_seconds=config.block_copy_seconds, top_token=config.top_token)
     return EngineCore(make_scheduler(config.scheduler, manager, events), executor, clock), executor

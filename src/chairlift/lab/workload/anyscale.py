@@ -34,7 +34,15 @@ def anyscale_workload(
         cap: the maximum output length; 32, 128, 512 or 1536 (latency: 1536) for a published workload.
         count: 1000 (latency: 100) for the published workload. Another count gives different requests, not a part of it.
         request_rate: requests per second.
+
+    Raises:
+        ConfigError: cap or count is less than 1, or request_rate is not positive.
     """
+    if cap < 1 or count < 1 or (request_rate is not None and not 0 < request_rate < float("inf")):
+        raise ConfigError(
+            "Anyscale workload: cap and count must be at least 1, and request_rate a positive number, got "
+            f"cap={cap}, count={count}, request_rate={request_rate}"
+        )
     source = random.Random(SEED)
     shortest = PROMPT_LEN if request_rate is None else 1
     # As in the scripts, all lengths are drawn before the first token, even if they are equal.

@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import replace
 
+from chairlift.errors import ConfigError
 from chairlift.lab.workload.request import WorkloadRequest, check_ids
 
 
@@ -25,11 +26,13 @@ class RequestFeed:
         max_concurrency: maximum number of released requests that have not finished; None: no limit.
 
     Raises:
-        ConfigError: two requests have the same id.
+        ConfigError: two requests have the same id, or max_concurrency is less than 1.
     """
 
     def __init__(self, requests: Sequence[WorkloadRequest], max_concurrency: int | None = None) -> None:
         check_ids(requests)
+        if max_concurrency is not None and max_concurrency < 1:
+            raise ConfigError(f"max_concurrency must be at least 1, or None for no limit, got {max_concurrency}")
         self._ready = [(request.arrival, index, request) for index, request in enumerate(requests)]
         heapq.heapify(self._ready)
         self._num_added = len(requests)

@@ -1,7 +1,8 @@
 """Synthetic workloads of random tokens, also with a shared prefix.
 
 Lengths, arrival times and tokens are drawn from separate random streams of one seed, so changing one distribution
-leaves all other draws as they were. ConfigError is raised as by `LengthDistribution.sample`.
+leaves all other draws as they were. ConfigError is raised for a number below its limit, and as by
+`LengthDistribution.sample`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from chairlift.errors import ConfigError
 from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import LengthDistribution, paired_lengths
 from chairlift.lab.workload.request import WorkloadRequest
@@ -40,6 +42,10 @@ def make_workload(
         max_model_len: a prompt and an output with more tokens together are drawn again (`paired_lengths`); both
             lengths then come from one stream.
     """
+    minima = (("count", count, 1), ("vocab_size", vocab_size, 1), ("seed", seed, 0), ("prefix_len", prefix_len, 0))
+    for name, value, low in minima:
+        if value < low:
+            raise ConfigError(f"workload: {name} must be at least {low}, got {value}")
     prompt_rng, output_rng, arrival_rng, limit_rng = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(4))
     token_rng = np.random.default_rng([seed, 1 + token_round])
     if max_model_len is None:

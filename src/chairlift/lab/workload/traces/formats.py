@@ -45,11 +45,19 @@ class TraceOptions:
         limit: maximum number of requests to read; None: all.
         vocab_size: synthetic token ids are less than this and less than 256.
         tokenize: returns the token ids of a text without special tokens; required by sharegpt and custom.
+
+    Raises:
+        ConfigError: a number is less than 1.
     """
 
     limit: int | None = None
     vocab_size: int = 256
     tokenize: Callable[[str], Sequence[int]] | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("limit", self.limit), ("vocab_size", self.vocab_size)):
+            if value is not None and value < 1:
+                raise ConfigError(f"trace: {name} must be at least 1, got {value}")
 
     def tokenizer(self, path: Path) -> Callable[[str], Sequence[int]]:
         """Return `tokenize`; raises ConfigError if it is missing."""

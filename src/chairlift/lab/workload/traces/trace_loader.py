@@ -36,14 +36,12 @@ FORMATS: Final[dict[str, Callable[[Path, TraceOptions], Requests]]] = {
     "chairlift": read_chairlift,
 }
 
-FIELDS: Final = {
+COLUMNS: Final = {
     "azure": {"TIMESTAMP", "ContextTokens", "GeneratedTokens"},
     "burstgpt": {"Timestamp", "Request tokens", "Response tokens"},
-    "mooncake": {"input_length"},
-    "custom": {"prompt"},
-    "chairlift": {"arrival", "output_len"},
 }
-"""The columns or the keys of the first line by which a format is detected."""
+KEYS: Final = {"mooncake": {"input_length"}, "custom": {"prompt"}, "chairlift": {"arrival", "output_len"}}
+"""The columns, or the keys of the first line, by which a format is detected."""
 
 
 def read_trace(path: Path | str, options: TraceOptions | None = None) -> list[WorkloadRequest]:
@@ -96,14 +94,15 @@ def detect_trace_format(path: Path) -> str:
         if head.startswith("["):
             return "sharegpt"
         line = (head + file.readline()).partition("\n")[0].strip()
-    if line.startswith("{"):
+    candidates = KEYS if line.startswith("{") else COLUMNS
+    if candidates is KEYS:
         try:
             fields = set(json.loads(line))
         except ValueError as error:
             raise ConfigError(f"{path}: the first line is not a JSON object ({error})") from None
     else:
         fields = {column.strip() for column in line.split(",")}
-    found = [name for name, needed in FIELDS.items() if needed <= fields]
+    found = [name for name, needed in candidates.items() if needed <= fields]
     if not found:
         raise ConfigError(f"{path}: not a trace in a known format ({', '.join(FORMATS)}); it starts with {line!r:.120}")
     return found[0]
