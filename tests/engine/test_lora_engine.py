@@ -23,6 +23,9 @@ from process_engines import faulty, started
 from waiting import AMPLE_SECONDS, until
 
 NEW_TOKENS = 10
+LONG_TOKENS = 16_000
+"""The output of a request that outlives a test: with steps of 10 ms it takes longer than AMPLE_SECONDS."""
+
 GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
 SQUEEZES: dict[str, dict[str, Any]] = {
     "roomy": {},
@@ -41,7 +44,7 @@ def make_prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def model(tiny_model_dir: Callable[..., Path]) -> Path:
-    return tiny_model_dir("llama", max_position_embeddings=4096)
+    return tiny_model_dir("llama", max_position_embeddings=LONG_TOKENS + 400)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +149,7 @@ def test_options_that_do_not_fit_are_rejected(model: Path, adapters: dict[str, s
 
 
 def make_async(kind: str, folder: Path, **engine_options: Any) -> AsyncLLM:
-    """An engine whose steps take 10 ms longer, so that a request of 4,000 tokens outlives whatever a test does."""
+    """An engine whose steps take 10 ms longer, so that a request of LONG_TOKENS outlives a test."""
     config = EngineConfig(**engine_options)
     if kind == "process":
         return AsyncLLM(client=started(config, faulty("none", 0, folder)))
@@ -179,9 +182,9 @@ async def take(generation: Generation) -> list[int]:
 def test_adapters_are_loaded_and_unloaded_while_requests_run(
     kind: str, model: Path, adapters: dict[str, str], expected: dict[str | None, list[list[int]]], tmp_path: Path
 ) -> None:
-    llm = make_async(kind, tmp_path, **options(model, max_loras=2, kv_cache_dtype="float32"))
+    llm = make_async(kind, tmp_path, **options(model, num_kv_blocks=1100, max_loras=2, kv_cache_dtype="float32"))
     prompt = make_prompts()[0]
-    long = SamplingParams(temperature=0, max_tokens=4000, ignore_eos=True)
+    long = SamplingParams(temperature=0, max_tokens=LONG_TOKENS, ignore_eos=True)
 
     async def run() -> None:
         background = llm.start(None, prompt, long)

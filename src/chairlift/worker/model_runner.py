@@ -214,7 +214,7 @@ class ModelRunner:
         for tokens in pending.rounds[1:]:
             records = tokens.logprob_records()
             for i, (position, token) in enumerate(zip(tokens.positions, tokens.token_ids.tolist(), strict=True)):
-                if i in tokens.errors:  # which the next step reports
+                if i in tokens.errors:  # The next step reports this error.
                     continue
                 result.token_ids[request_ids[position]].append(token)
                 if i in records:

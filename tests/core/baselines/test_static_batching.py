@@ -34,6 +34,7 @@ def test_outputs_are_returned_when_the_longest_member_has_finished() -> None:
     while core.has_work:
         outputs.append(core.step())
     assert [len(step) for step in outputs] == [0, 0, 0, 0, 2]
+    assert not core.scheduler._batch.buffered, "returned outputs are not kept"
     short, long = outputs[-1]
     assert (short.new_token_ids, short.finish_reason) == (expected_tokens([1, 2], 2), "length")
     assert (long.new_token_ids, long.finish_reason) == (expected_tokens([3, 4], 5), "length")

@@ -115,7 +115,7 @@ class MultilevelFeedbackQueue(RequestQueue):
                 starved.append(request)
         if starved:
             self._requests = deque(request for request in self._requests if request in self._entered)
-            for request in starved:  # which is promoted to level 0
+            for request in starved:  # Each is promoted to level 0.
                 del self._levels[request]
                 self._promoted_at[request] = request.num_tokens - request.num_prompt_tokens
                 self.push(request)
