@@ -137,6 +137,17 @@ def test_clipped_olmoe_is_rejected(tiny_model_dir: TinyModelDir) -> None:
         read_hf_config({**config, "clip_qkv": 8.0}, source="config.json")
 
 
+@pytest.mark.parametrize("arch", ["mixtral", "olmoe", "gpt_oss", "granitemoe"])
+def test_a_size_of_experts_that_the_architecture_does_not_read_is_rejected(
+    arch: str, tiny_model_dir: TinyModelDir
+) -> None:
+    config = json.loads((tiny_model_dir(arch) / "config.json").read_text())
+    same = {**config, "moe_intermediate_size": config["intermediate_size"]}
+    assert read_hf_config(same, source="config.json") == read_hf_config(config, source="config.json")
+    with pytest.raises(ModelLoadError, match=r"moe_intermediate_size is 7, .* the size of an expert is intermediate_s"):
+        read_hf_config({**config, "moe_intermediate_size": 7}, source="config.json")
+
+
 def test_native_kernels_compute_all_layers_of_mixtures() -> None:
     assert torch_operations(qwen(num_hidden_layers=1)) == []
 
@@ -159,6 +170,21 @@ def test_a_tensor_with_another_number_of_experts_is_rejected(tiny_model_dir: Tin
     with pytest.raises(
         ModelLoadError, match=r"input_linear.weight has the shape \(6, 80, 64\).* requires \(5, 80, 64\)"
     ):
+        load_all(tmp_path)
+
+
+def test_quantized_experts_in_one_tensor_are_rejected(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model_dir("granitemoe"), tmp_path, dirs_exist_ok=True)
+    module, tensors = "model.layers.0.block_sparse_moe.input_linear", load_file(tmp_path / "model.safetensors")
+    tensors |= {
+        f"{module}.weight": tensors[f"{module}.weight"].to(torch.float8_e4m3fn),
+        f"{module}.weight_scale_inv": torch.ones(5, 1, 1),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=f"tensor {module}.weight holds the quantized experts of a layer"):
         load_all(tmp_path)
 
 

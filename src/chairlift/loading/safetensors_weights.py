@@ -119,6 +119,11 @@ class SafetensorsWeights(FileWeights):
             return ModelLoadError(f"{self.path}: tensor {module}.{end} {problem}")
 
         part = next(each for each in places if each.name.removesuffix(".weight") == module)
+        if part.expert is not None:
+            raise ModelLoadError(
+                f"{self.path}: tensor {part.name} holds the quantized experts of a layer, which is supported in MXFP4 "
+                f"only, not in {scheme.method}; use the unquantized model or a GGUF file"
+            )
         out, inputs = part.file_shape(shape, self._num_experts)
         if self._divided is not None and self._divided[0] == module:
             packed = self._divided[1]

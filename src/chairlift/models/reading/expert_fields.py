@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from chairlift.kernels.routing import ExpertRouting, ExpertSoftmax
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
+from chairlift.models.reading.gguf_header import GGUFHeader
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes
 
 NUM_EXPERTS: Final = ("num_experts", "num_local_experts")
@@ -27,7 +28,7 @@ def read_experts(
 
     Args:
         softmax: see ExpertRouting.
-        intermediate_size: the inner size of one expert in files that do not contain it.
+        intermediate_size: the inner size of one expert in GGUF files that do not contain it, and in every config.json.
         names: see ExpertSizes; None for its default, which all GGUF files have.
         gating: SOFTMAX_GATING or SIGMOID_GATING.
     """
@@ -39,7 +40,11 @@ def read_experts(
     is_norm = softmax == "chosen"
     fields.allow_only("expert_weights_norm", is_norm, f"the architecture requires {is_norm}")
     chosen = fields.integer("num_experts_per_tok", high=count)
-    inner = fields.integer("moe_intermediate_size", intermediate_size)
+    if intermediate_size is REQUIRED or isinstance(fields, GGUFHeader):
+        inner = fields.integer("moe_intermediate_size", intermediate_size)
+    else:
+        inner = intermediate_size
+        fields.allow_only("moe_intermediate_size", inner, f"the size of an expert is intermediate_size ({inner})")
     return ExpertSizes(count, inner, ExpertRouting(chosen, softmax), names=names or ExpertNames())
 
 
