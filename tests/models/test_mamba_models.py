@@ -172,9 +172,12 @@ NEMOTRON_H_GGUF: dict[str, Any] = {
 }
 
 
-def test_layers_of_a_gguf_file_are_those_of_the_same_folder() -> None:
+@pytest.mark.parametrize("heads", [32, [0, 0, 32, 0]])
+def test_layers_of_a_gguf_file_are_those_of_the_same_folder(heads: int | list[int]) -> None:
     found = read_gguf_config(
-        NEMOTRON_H_GGUF, source="x.gguf", tensor_names=["blk.0.ssm_conv1d.bias", "blk.0.ssm_norm.weight"]
+        {**NEMOTRON_H_GGUF, "nemotron_h.attention.head_count": heads},
+        source="x.gguf",
+        tensor_names=["blk.0.ssm_conv1d.bias", "blk.0.ssm_norm.weight"],
     )
     expected = read_hf_config(
         {**NEMOTRON_H, "hybrid_override_pattern": "M-*-", "num_hidden_layers": 4}, source="config.json"

@@ -24,7 +24,9 @@ class HunYuanConfigReader(LlamaConfigReader):
         head_dim = read_head_dim(fields, fields.uniform("num_attention_heads"))
         for key, value in {**FIXED, "attention_head_dim": head_dim}.items():
             fields.allow_only(key, value, f"the only supported value is {value!r}")
-        fields.ignore("cla_share_factor", "enable_lm_head_fp32")
+        if fields.get("num_experts") != 0:  # One expert, and none, is a network without a router.
+            fields.allow_only("num_experts", 1, "models with experts are not supported")
+        fields.ignore("cla_share_factor", "enable_lm_head_fp32", "moe_topk", "num_experts_per_tok")
         scaling = fields.mapping("rope_parameters") or fields.mapping("rope_scaling")
         if scaling is None or scaling.get("alpha") is None:
             return read_rope(fields, self.default_theta)

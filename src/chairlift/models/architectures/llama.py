@@ -36,7 +36,7 @@ class LlamaConfigReader:
             has none.
         norms, qk_norm, activation, gated: see LlamaSizes.
         experts: (fields, the sizes without experts) -> the experts of a layer; None for a model without them.
-        has_recurrence: whether layers of a GGUF file may have no KV heads.
+        has_recurrence: whether layers of a GGUF file may have no heads.
         has_latent: whether V has another width than K.
     """
 
@@ -65,7 +65,7 @@ class LlamaConfigReader:
         """Read the sizes, for readers that change some of them."""
         fields.set_defaults(self.gguf_defaults if isinstance(fields, GGUFHeader) else self.defaults)
         layers = fields.integer("num_hidden_layers", high=MAX_LAYERS)
-        heads = fields.uniform("num_attention_heads")
+        heads = fields.uniform("num_attention_heads", ignores_zeros=self.has_recurrence)
         kv_heads = self._number_of_layers(fields, "num_key_value_heads", heads)
         exact_quotient(fields, "num_attention_heads", heads, "num_key_value_heads", kv_heads)
         head_dim = read_head_dim(fields, heads)
