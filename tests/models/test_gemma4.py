@@ -275,6 +275,7 @@ def test_gguf_declares_the_same_model_as_config_json(tiny_model_dir: TinyModelDi
     [
         ({"expert_used_count": 8}, "expert_used_count is 8, and the gemma4 architecture does not declare"),
         ({"expert_count": 8}, "expert_used_count is missing"),
+        ({"attention.sliding_window": 0}, "attention.sliding_window must be an integer between 1 and .*, got 0"),
         ({"attention.shared_kv_layers": 6}, "shared_kv_layers must be an integer between 0 and 5, got 6"),
         ({"attention.head_count_kv": [2, 2, 2, 2, 1, 2]}, "layer 4 read the K and V of layer .*, but layer 4 has 1 of"),
         ({"attention.value_length_swa": 8}, "value_length_swa is 8, which is not supported"),

@@ -119,6 +119,11 @@ def test_layer_types_alternate_where_the_file_does_not_contain_them() -> None:
     assert {layer.attention.qkv.has_bias for layer in read(attention_bias=False).layers} == {False}
 
 
+def test_layers_that_all_have_full_attention_need_no_window() -> None:
+    config = read(sliding_window=None, layer_types=["full_attention"] * 24)
+    assert {layer.attention.sliding_window for layer in config.layers} == {None}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -128,7 +133,7 @@ def test_layer_types_alternate_where_the_file_does_not_contain_them() -> None:
         ({"experts_per_token": 2}, "experts_per_token is 2, which is not supported: num_experts_per_tok is 4"),
         ({"initial_context_length": 64}, "initial_context_length is 64, .* original_max_position_embeddings is 4096"),
         ({"rope_scaling": None}, "rope_scaling is missing"),
-        ({"sliding_window": None}, "sliding_window is missing"),
+        ({"sliding_window": None}, "layer_types must hold 24 of full_attention"),
         ({"sliding_window": None, "layer_types": None}, "sliding_window is missing"),
         ({"num_local_experts": None}, "num_experts is missing"),
         ({"expert_capacity": 0.1}, "expert_capacity is 0.1, and the gpt-oss architecture does not declare"),

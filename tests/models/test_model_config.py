@@ -217,6 +217,34 @@ def test_gguf_tensor_names_determine_biases_and_tied_embeddings() -> None:
     assert [matrix.has_bias for matrix in layer.matrices] == [True, False, True, True]
 
 
+def test_names_of_config_json_have_no_effect_in_a_gguf_file() -> None:
+    assert not gguf(("token_embd.weight", "output.weight"), llama__tie_word_embeddings=True).tie_word_embeddings
+    with pytest.raises(ModelLoadError, match=r"llama\.layer_types is .*, and the llama architecture does not"):
+        gguf(llama__layer_types=["sliding_attention"] * 2)
+
+
+def gguf_of(arch: str, **changes: Any) -> ModelConfig:
+    metadata = {key.replace("llama.", f"{arch}."): value for key, value in GGUF.items()}
+    added = {f"{arch}.{key.replace('__', '.')}": value for key, value in changes.items()}
+    return read_gguf_config({**metadata, "general.architecture": arch, **added}, source="m.gguf")
+
+
+def test_hunyuan_with_one_expert_has_no_router() -> None:
+    dense = gguf_of("hunyuan-dense")
+    assert gguf_of("hunyuan-dense", expert_count=1, expert_used_count=1) == dense
+    assert gguf_of("hunyuan-dense", expert_count=0) == dense
+    with pytest.raises(ModelLoadError, match="expert_count is 2, which is not supported: models with experts"):
+        gguf_of("hunyuan-dense", expert_count=2)
+    folder = {**LLAMA, "architectures": ["HunYuanDenseV1ForCausalLM"]}
+    one = read_hf_config({**folder, "num_experts": 1, "moe_topk": [1, 1], "num_experts_per_tok": 1}, source="c")
+    assert one == read_hf_config(folder, source="c")
+
+
+def test_cohere2_requires_a_window() -> None:
+    with pytest.raises(ModelLoadError, match=r"cohere2\.attention\.sliding_window is missing or 0; layers with a rot"):
+        gguf_of("cohere2", attention__layer_norm_epsilon=1e-5)
+
+
 def test_gguf_rope_factors() -> None:
     rope = rope_of(gguf(rope_freqs=[1.0, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0]))
     assert rope is not None

@@ -51,7 +51,7 @@ class CohereConfigReader(LlamaConfigReader):
 
 def _windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     if fields.window(4096) is None:
-        raise fields.error("sliding_window", "is null, but layers with a rotary embedding must have a window")
+        raise fields.error("sliding_window", "is missing or 0; layers with a rotary embedding must have a window")
     return read_windows(fields, layers, pattern=4, default=4096)
 
 

@@ -17,7 +17,7 @@ from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture, HFReader
-from chairlift.models.reading.config_fields import ConfigFields
+from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import read_text_model, read_windows
 from chairlift.models.reading.llama_sizes import LlamaSizes, NormNames
@@ -92,8 +92,9 @@ class GemmaConfigReader(LlamaConfigReader):
         return RopeConfig() if self.name == "gemma3" else super()._rope(fields)  # Each layer of Gemma 3 has its own.
 
 
-def _windows(fields: ConfigFields, layers: int, pattern: int) -> Sequence[int | None]:
-    return read_windows(fields, layers, fields.integer("_sliding_window_pattern", pattern))
+def _windows(fields: ConfigFields, layers: int, pattern: int, gguf_default: int | None = None) -> Sequence[int | None]:
+    default = gguf_default if gguf_default is not None and isinstance(fields, GGUFHeader) else REQUIRED
+    return read_windows(fields, layers, fields.integer("_sliding_window_pattern", pattern), default)
 
 
 READER1: Final = GemmaConfigReader(
@@ -108,11 +109,10 @@ READER2: Final = GemmaConfigReader(
 )
 READER3: Final = GemmaConfigReader(
     "gemma3",
-    partial(_windows, pattern=6),
+    partial(_windows, pattern=6, gguf_default=0),
     norms=NORMS,
     qk_norm="heads",
     defaults=DEFAULTS | {"max_position_embeddings": 131_072, "vocab_size": 262_208},
-    gguf_defaults={"sliding_window": 0},
 )
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from chairlift.models.declaration.matrix_spec import StoredRows
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.gguf_header import GGUFHeader
-
-if TYPE_CHECKING:
-    pass
 
 Rows = TypeVar("Rows", bound=Any)
 

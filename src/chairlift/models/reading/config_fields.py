@@ -41,13 +41,17 @@ class ConfigFields:
         self._defaults |= values
 
     def get(self, key: str, default: Any = None) -> Any:
-        name = self.name_of(key)
-        self._read_keys.add(name)
-        value = self._values.get(self._prefix + name)
+        value = self._stored(key)
         value = self._defaults.get(key) if value is None else value
         if value is None and default is REQUIRED:
             raise self.error(key, "is missing; the file is incomplete or of an unsupported kind")
         return default if value is None else value
+
+    def _stored(self, key: str) -> Any:
+        """Return the value in the file or None, and note that the field has been read."""
+        name = self.name_of(key)
+        self._read_keys.add(name)
+        return self._values.get(self._prefix + name)
 
     def ignore(self, *keys: str) -> None:
         """Declare that these fields have no influence on the model, so that they are no error."""

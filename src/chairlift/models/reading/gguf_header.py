@@ -77,6 +77,21 @@ CONFIG_KEYS: Final = {
 }
 """The name of a field in a `config.json` -> the key of GGUF metadata after the name of the architecture."""
 
+FILE_KEYS: Final = frozenset(
+    (
+        *CONFIG_KEYS,
+        *CONFIG_KEYS.values(),
+        "attn_logit_softcapping",
+        "embedding_length_per_layer_input",
+        "expert_gating_func",
+        "final_logit_softcapping",
+        "full_attention_interval",
+        "moe_latent_size",
+        "vocab_size",
+    )
+)
+"""The names without a dot that are looked up in a GGUF file."""
+
 
 def names_in_layers(module: str, names: Mapping[str, str]) -> dict[str, str]:
     """Return entries of Architecture.gguf_names from the names in a module of each layer, and those in GGUF."""
@@ -87,7 +102,7 @@ class GGUFHeader(ConfigFields):
     """The metadata of a GGUF file whose keys begin with the name of its architecture.
 
     A field is read by its name in a `config.json` (CONFIG_KEYS) or by its key. What only the tensors show, such as
-    biases and tied embeddings, is there as well.
+    biases and tied embeddings, is there as well, and no key of the file changes it.
 
     Attributes:
         name: the value of `general.architecture`.
@@ -121,8 +136,14 @@ class GGUFHeader(ConfigFields):
     def name_of(self, key: str) -> str:
         return CONFIG_KEYS.get(key, key)
 
+    def _stored(self, key: str) -> Any:
+        """Return the value in the file; None for a name of `config.json` that GGUF files do not have."""
+        return super()._stored(key) if "." in key or key in FILE_KEYS else None
+
     def window(self, default: Any = None) -> int | None:
-        return self.integer("sliding_window", REQUIRED if default is REQUIRED else 0, low=0) or None
+        """Read the window; without one it is missing or 0, which is an error where a window is required."""
+        is_required = default is REQUIRED
+        return self.integer("sliding_window", REQUIRED if is_required else 0, low=int(is_required)) or None
 
     def has_bias(self, module: str) -> bool:
         """Whether a module of the first layer has a bias."""

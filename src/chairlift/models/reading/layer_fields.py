@@ -39,8 +39,11 @@ def read_windows(fields: ConfigFields, layers: int, pattern: int, default: Any =
         pattern: n in files that contain neither.
         default: the window in a `config.json` that does not contain it.
     """
-    key, window = "sliding_window_pattern", fields.window(default)
-    if (types := fields.get("layer_types")) is not None:
+    key, types = "sliding_window_pattern", fields.get("layer_types")
+    # Without layers of type "sliding_attention" a file needs no window.
+    is_optional = types is not None and default is REQUIRED and fields.get("sliding_window") is None
+    window = None if is_optional else fields.window(default)
+    if types is not None:
         fields.ignore(key)  # No effect beside layer_types.
         return read_layer_windows(fields, types, layers, window)
     value = fields.get(key)
