@@ -344,17 +344,7 @@ class InputProcessor:
             deadline=deadline,
             lora_id=lora_id,
         )
-        siblings = (
-            replace(
-                first,
-                request_id=f"{core_id}.{index}",
-                sampling_params=replace(first.sampling_params, prompt_logprobs=None),
-                seed=(first.seed + index * SIBLING_STRIDE) % (1 << SEED_BITS),
-                leader_id=core_id,
-            )
-            for index in range(1, params.n)
-        )
-        return [first, *siblings]
+        return [first, *(_sibling(first, index) for index in range(1, params.n))]
 
     def _check_lengths(self, params: SamplingParams, num_prompt_tokens: int, max_output: int, default: int) -> None:
         if params.max_tokens is not None and params.max_tokens > max_output:
@@ -412,6 +402,16 @@ class InputProcessor:
         if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
             raise RequestError(f"{label} contains a token id outside 0..{self._vocab_size - 1}", param)
         return token_ids
+
+
+def _sibling(leader: EngineRequest, index: int) -> EngineRequest:
+    return replace(
+        leader,
+        request_id=f"{leader.request_id}.{index}",
+        sampling_params=replace(leader.sampling_params, prompt_logprobs=None),
+        seed=(leader.seed + index * SIBLING_STRIDE) % (1 << SEED_BITS),
+        leader_id=leader.request_id,
+    )
 
 
 def _template_kwargs(value: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -194,11 +194,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     for note in weights.notes():
         logger.info("%s", note)
     close_gguf()
-    types = "" if model_config.encoder else f"; activations in {choice.dtype}, K and V in {choice.kv_cache_dtype}"
-    logger.info(
-        f"{files.name} ({model_config.name}, {model_config.num_layers} layers) on {device}, kernels: "
-        f"{choice.description}{types}"
-    )
+    _log_model(files.name, model_config, device, choice)
     kind: type[LoadedModel] = LoadedDecoder if model_config.encoder is None else LoadedEncoder
     return kind(
         engine_config=config,
@@ -214,6 +210,11 @@ def load_model(config: EngineConfig) -> LoadedModel:
         sampling_defaults=sampling,
         grammars=grammars,
     )
+
+
+def _log_model(name: str, config: ModelConfig, device: torch.device, choice: KernelChoice) -> None:
+    types = "" if config.encoder else f"; activations in {choice.dtype}, K and V in {choice.kv_cache_dtype}"
+    logger.info(f"{name} ({config.name}, {config.num_layers} layers) on {device}, kernels: {choice.description}{types}")
 
 
 def load_decoder(config: EngineConfig) -> LoadedDecoder:

@@ -98,7 +98,7 @@ void each(const std::vector<const Linear*>& layers, const std::vector<Rows>& inp
                      reinterpret_cast<float*>(outputs[i].first), outputs[i].second});
   Linear::each(parts, num_rows);
   if (Tape* tape = Tape::recording())
-    tape->add_mixture(*layers[0], [parts, num_rows](const Tape::Step&) { Linear::each(parts, num_rows); });
+    tape->add_products(*layers[0], [parts, num_rows](const Tape::Step&) { Linear::each(parts, num_rows); });
 }
 
 }  // namespace

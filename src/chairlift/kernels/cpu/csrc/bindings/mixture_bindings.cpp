@@ -31,7 +31,7 @@ void call(const Mixture& mixture, uintptr_t x, int64_t x_stride, int64_t rows, u
   const auto compute = [&mixture, x = reinterpret_cast<const float*>(x), x_stride, rows,
                         out = reinterpret_cast<float*>(out), out_stride] { mixture(x, x_stride, rows, out, out_stride); };
   compute();
-  if (Tape* tape = Tape::recording()) tape->add_mixture(mixture.router(), [compute](const Tape::Step&) { compute(); });
+  if (Tape* tape = Tape::recording()) tape->add_products(mixture.router(), [compute](const Tape::Step&) { compute(); });
 }
 
 }  // namespace

@@ -67,8 +67,8 @@ class Tape {
     reads_states_ = true;
     add([compute](const Step& now) { compute(*now.states); });
   }
-  // Records a call that begins with the product of `first`. The layer that follows the call depends on the step.
-  void add_mixture(const Linear& first, Call call) {
+  // Records a call of several products, of which `first` is computed first. The call does not prefetch the layer after it.
+  void add_products(const Linear& first, Call call) {
     if (last_) *last_ = &first;
     last_ = nullptr;
     add(std::move(call));
