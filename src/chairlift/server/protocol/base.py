@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
@@ -73,6 +74,20 @@ def _set_fail_fast(schema: Any) -> None:
             _set_fail_fast(part)
 
 
+@dataclass(frozen=True, slots=True)
+class Advisory:
+    """Marks a field whose value has no effect, except for values that describe what the server does anyway."""
+
+    neutral: tuple[Any, ...]
+
+
+def advisory(description: str = "Has no effect.", *neutral: Any) -> Any:
+    """An optional field that has no effect (ADR 21). `ignored_fields` names it, unless its value is null or neutral."""
+    field = Field(None, description=description)
+    field.metadata.append(Advisory(neutral))
+    return field
+
+
 KNOWN_FIELDS: Final[list[frozenset[str]]] = []
 """The names of the fields of each kind of object in requests, for suggestions."""
 
@@ -86,20 +101,23 @@ class RequestBody(BaseModel):
     invalid values.
 
     Attributes:
-        advisory_fields: the advisory fields, with the values that describe what the server does anyway.
+        advisory_fields: the fields that are declared with `advisory`, with their neutral values.
         content_fields: the fields that are not read after planning, and may be large.
         own_names: name of a field of chat completions -> its name at this endpoint, if it differs.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    advisory_fields: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    advisory_fields: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     content_fields: ClassVar[Sequence[str]] = ()
     own_names: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
         super().__pydantic_init_subclass__(**options)
-        KNOWN_FIELDS.append(frozenset(field.alias or name for name, field in cls.model_fields.items()))
+        fields = cls.model_fields.items()
+        KNOWN_FIELDS.append(frozenset(field.alias or name for name, field in fields))
+        marks = ((name, mark) for name, field in fields for mark in field.metadata)
+        cls.advisory_fields = {name: mark.neutral for name, mark in marks if isinstance(mark, Advisory)}
 
     @property
     def chat_field_names(self) -> Mapping[str, str]:

@@ -10,7 +10,6 @@ fields that are neither listed here nor implemented.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
@@ -22,6 +21,7 @@ from chairlift.server.protocol.base import (
     MetadataKey,
     MetadataValue,
     RequestBody,
+    advisory,
     limit_entries,
 )
 
@@ -57,32 +57,21 @@ class CompatibilityFields(RequestBody):
     """
 
     clamps_max_tokens: ClassVar[bool] = False
-    advisory_fields: ClassVar[Mapping[str, Sequence[Any]]] = {
-        "user": (),
-        "safety_identifier": (),
-        "store": (False,),
-        "prompt_cache_key": (),
-        "prompt_cache_retention": ("in_memory",),
-        "metadata": ({},),
-        "verbosity": ("medium",),
-        "relevant_spans": ({"mode": "disabled"},),
-        "service_tier": ("auto", "default", "standard_only"),
-    }
 
     def ignored_content(self) -> list[str]:
         """The fields of messages and tools that have no effect."""
         return []
 
-    user: str | None = Field(None, description="Identifies the end user; has no effect.")
-    safety_identifier: str | None = Field(None, description="Identifies the end user; has no effect.")
-    store: bool | None = Field(None, description="Has no effect: responses are not stored.")
-    prompt_cache_key: str | None = Field(
-        None, description="Has no effect: the prefix cache finds equal prefixes without a key."
+    user: str | None = advisory("Identifies the end user; has no effect.")
+    safety_identifier: str | None = advisory("Identifies the end user; has no effect.")
+    store: bool | None = advisory("Has no effect: responses are not stored.", False)
+    prompt_cache_key: str | None = advisory("Has no effect: the prefix cache finds equal prefixes without a key.")
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = advisory(
+        "Has no effect: the prefix cache is always in memory.", "in_memory"
     )
-    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(
-        None, description="Has no effect: the prefix cache is always in memory."
+    service_tier: ServiceTier | None = advisory(
+        "Has no effect: there is only one service tier.", "auto", "default", "standard_only"
     )
-    service_tier: ServiceTier | None = Field(None, description="Has no effect: there is only one service tier.")
     moderation: None = Field(None, description="Moderation is not supported.")
     kv_transfer_params: None = Field(None, description="KV transfer between servers is not supported.")
     mm_processor_kwargs: EmptyValue = Field(None, description="Only text is supported.")
@@ -92,7 +81,7 @@ class CompatibilityFields(RequestBody):
 class SamplingCompatibilityFields(CompatibilityFields):
     """Accepted by /v1/completions and /v1/chat/completions."""
 
-    metadata: Metadata | None = Field(None, description="Key-value pairs for the client; they are not stored.")
+    metadata: Metadata | None = advisory("Key-value pairs for the client; they are not stored.", {})
     spaces_between_special_tokens: bool | None = Field(
         None, description="Has no effect: no spaces are added between special tokens."
     )
@@ -118,8 +107,8 @@ class ChatCompatibilityFields(SamplingCompatibilityFields):
     audio: None = Field(None, description="Audio is not supported.")
     prediction: None = Field(None, description="Predicted outputs are not supported.")
     web_search_options: None = Field(None, description="Web search is not supported.")
-    verbosity: Literal["low", "medium", "high"] | None = Field(
-        None, description="Has no effect: the verbosity cannot be changed."
+    verbosity: Literal["low", "medium", "high"] | None = advisory(
+        "Has no effect: the verbosity cannot be changed.", "medium"
     )
     functions: EmptyValue = Field(None, description="Deprecated by OpenAI; use `tools`.")
     function_call: Literal["none"] | None = Field(None, description="Deprecated by OpenAI; use `tool_choice`.")
@@ -128,25 +117,18 @@ class ChatCompatibilityFields(SamplingCompatibilityFields):
 class ResponsesCompatibilityFields(CompatibilityFields):
     """Accepted by /v1/responses. The endpoint is stateless: the client sends the whole conversation."""
 
-    advisory_fields: ClassVar[Mapping[str, Sequence[Any]]] = {
-        **{name: values for name, values in CompatibilityFields.advisory_fields.items() if name != "metadata"},
-        "truncation": ("disabled",),
-        "max_tool_calls": (),
-        "client_metadata": ({},),
-        "prompt_cache_options": ({},),
-    }
-    client_metadata: AnyFields | None = Field(None, description="Describes the client (Codex); has no effect.")
-    prompt_cache_options: AnyFields | None = Field(None, description="Has no effect: every prefix is cached.")
+    client_metadata: AnyFields | None = advisory("Describes the client (Codex); has no effect.", {})
+    prompt_cache_options: AnyFields | None = advisory("Has no effect: every prefix is cached.", {})
     background: Literal[False] | None = Field(None, description="Background responses are not supported.")
     conversation: None = Field(None, description="Conversations are not stored.")
     previous_response_id: None = Field(None, description="Responses are not stored: send the whole conversation.")
     context_management: EmptyValue = Field(None, description="Conversations are not stored.")
     prompt: None = Field(None, description="Prompt templates are not stored.")
-    truncation: Literal["disabled", "auto"] | None = Field(
-        None, description="Has no effect: a prompt that is too long is rejected."
+    truncation: Literal["disabled", "auto"] | None = advisory(
+        "Has no effect: a prompt that is too long is rejected.", "disabled"
     )
-    max_tool_calls: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Limits calls of built-in tools, which are not supported; has no effect."
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = advisory(
+        "Limits calls of built-in tools, which are not supported; has no effect."
     )
 
 
@@ -164,28 +146,19 @@ class ContextManagement(RequestBody):
 class MessagesCompatibilityFields(CompatibilityFields):
     """Accepted by /v1/messages."""
 
-    advisory_fields: ClassVar[Mapping[str, Sequence[Any]]] = {
-        **CompatibilityFields.advisory_fields,
-        "billing_policy": (),
-        "container": (),
-        "context_management": ([], {}, ContextManagement(), ContextManagement(edits=[])),
-        "diagnostics": ({},),
-        "fallback_credit_token": (),
-        "fallbacks": ([],),
-        "speed": ("standard",),
-        "user_profile_id": (),
-    }
-    metadata: Annotated[dict[MetadataKey, MetadataValue | None], limit_entries(MAX_METADATA)] | None = Field(
-        None, description="Identifies the end user; has no effect."
+    metadata: Annotated[dict[MetadataKey, MetadataValue | None], limit_entries(MAX_METADATA)] | None = advisory(
+        "Identifies the end user; has no effect.", {}
     )
     inference_geo: Literal["global", "not_available"] | None = Field(None, description="Has no effect.")
     cache_control: CacheControl | None = Field(None, description="Has no effect: every prefix is cached.")
-    container: str | AnyFields | None = Field(None, description="Has no effect: no code is executed.")
-    context_management: ContextManagement | EmptyValue = Field(None, description="Has no effect: nothing is removed.")
-    diagnostics: AnyFields | None = Field(None, description="Has no effect: there are no diagnostics of the cache.")
-    billing_policy: AnyFields | None = Field(None, description="Has no effect: nothing is billed.")
-    fallback_credit_token: str | AnyFields | None = Field(None, description="Has no effect: nothing is billed.")
-    user_profile_id: str | None = Field(None, description="Identifies the end user; has no effect.")
-    fallbacks: str | AnyList | None = Field(None, description="Has no effect: the model does not decline requests.")
+    container: str | AnyFields | None = advisory("Has no effect: no code is executed.")
+    context_management: ContextManagement | EmptyValue = advisory(
+        "Has no effect: nothing is removed.", [], {}, ContextManagement(), ContextManagement(edits=[])
+    )
+    diagnostics: AnyFields | None = advisory("Has no effect: there are no diagnostics of the cache.", {})
+    billing_policy: AnyFields | None = advisory("Has no effect: nothing is billed.")
+    fallback_credit_token: str | AnyFields | None = advisory("Has no effect: nothing is billed.")
+    user_profile_id: str | None = advisory("Identifies the end user; has no effect.")
+    fallbacks: str | AnyList | None = advisory("Has no effect: the model does not decline requests.", [])
     mcp_servers: EmptyValue = Field(None, description="MCP servers are not supported.")
-    speed: Literal["standard", "fast"] | None = Field(None, description="Has no effect: there is only one speed.")
+    speed: Literal["standard", "fast"] | None = advisory("Has no effect: there is only one speed.", "standard")

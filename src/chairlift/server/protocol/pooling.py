@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from chairlift.server.protocol.base import MAX_PROMPTS, RequestBody, omitted_if_null
+from chairlift.server.protocol.base import MAX_PROMPTS, RequestBody, advisory, omitted_if_null
 from chairlift.server.protocol.sampling import CallFields
 
 Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
@@ -79,7 +79,7 @@ class RerankRequest(CallFields):
     return_documents: bool = True
     # -- fields of Cohere --
     max_tokens_per_doc: int | None = Field(None, ge=1, description="The end of longer documents is not compared.")
-    relevant_spans: dict[str, Any] | None = Field(None, description="Has no effect: spans are not searched.")
+    relevant_spans: dict[str, Any] | None = advisory("Has no effect: spans are not searched.", {"mode": "disabled"})
 
     def texts(self) -> list[str]:
         """The texts of the documents."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, PrivateAttr
 
 from chairlift.errors import RequestError
-from chairlift.server.protocol.base import MAX_MESSAGES, Metadata, RequestBody, Timings, omitted_if_null
+from chairlift.server.protocol.base import MAX_MESSAGES, Metadata, RequestBody, Timings, advisory, omitted_if_null
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.compatibility_fields import ResponsesCompatibilityFields
 from chairlift.server.protocol.response_items import ConvertedInput, InputItem, InputMessage, OtherItem
@@ -29,23 +29,16 @@ class ResponsesSchemaFormat(JsonSchema):
 
 
 class ResponsesText(RequestBody):
-    advisory_fields: ClassVar[Any] = {"verbosity": ("medium",)}
     format: Annotated[TextFormat | JsonObjectFormat | ResponsesSchemaFormat, Field(discriminator="type")] | None = None
-    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="Has no effect.")
+    verbosity: Literal["low", "medium", "high"] | None = advisory("Has no effect.", "medium")
 
 
 class ResponsesReasoning(RequestBody):
-    advisory_fields: ClassVar[Any] = {
-        "summary": (),
-        "generate_summary": (),
-        "mode": ("standard",),
-        "context": ("auto",),
-    }
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="Has no effect: it is complete.")
-    generate_summary: Literal["auto", "concise", "detailed"] | None = Field(None, description="As `summary`.")
-    mode: Literal["standard", "pro"] | None = Field(None, description="Has no effect.")
-    context: Literal["auto", "current_turn", "all_turns"] | None = Field(None, description="Has no effect.")
+    summary: Literal["auto", "concise", "detailed"] | None = advisory("Has no effect: it is complete.")
+    generate_summary: Literal["auto", "concise", "detailed"] | None = advisory("As `summary`.")
+    mode: Literal["standard", "pro"] | None = advisory("Has no effect.", "standard")
+    context: Literal["auto", "current_turn", "all_turns"] | None = advisory("Has no effect.", "auto")
 
 
 class ResponsesStreamOptions(RequestBody):
