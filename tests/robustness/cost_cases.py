@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from chairlift.server.api.tokenization import DetokenizeRequest, TokenizeRequest
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.completions import CompletionRequest
 from chairlift.server.protocol.messages import CountTokensRequest, MessagesRequest
 from chairlift.server.protocol.responses import ResponsesRequest
-from chairlift.server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 
 MAX_DEPTH: Final = 7
 PATHS: Final = {

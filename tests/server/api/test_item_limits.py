@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from chairlift.errors import RequestError
 from chairlift.sampling_params import MAX_BAD_WORD_CHARACTERS, MAX_STOP_CHARACTERS, SamplingParams
+from chairlift.server.api.tokenization import TokenizeRequest
 from chairlift.server.protocol.base import (
     MAX_CONTENT_PARTS,
     MAX_DOCUMENTS,
@@ -23,7 +24,6 @@ from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.completions import CompletionRequest
 from chairlift.server.protocol.messages import MessagesRequest
 from chairlift.server.protocol.responses import ResponsesRequest
-from chairlift.server.protocol.tokenization import TokenizeRequest
 from chairlift.server.protocol.tools import FunctionTool, select_tools
 from chairlift.server.protocol.validation_errors import describe_validation_errors
 

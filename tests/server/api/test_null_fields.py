@@ -9,8 +9,9 @@ import pytest
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from chairlift.server.api.models import AdapterLoad, AdapterUnload, ModelSwitch
 from chairlift.server.api.routes import ENDPOINTS
-from chairlift.server.protocol.base import AdapterLoad, AdapterUnload, ModelSwitch, RequestBody
+from chairlift.server.protocol.base import RequestBody
 from chairlift.server.web.page_bodies import BurstBody, SimulationBody
 from running_server import RunningServer
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
+from chairlift.server.api.pooling import EmbeddingRequest
+from chairlift.server.api.tokenization import DetokenizeRequest, TokenizeRequest
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.completions import CompletionRequest
 from chairlift.server.protocol.messages import MessagesRequest
-from chairlift.server.protocol.pooling import EmbeddingRequest
 from chairlift.server.protocol.responses import ResponsesRequest
-from chairlift.server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from chairlift.server.protocol.validation_errors import describe_validation_errors
 
 MANY = 1000

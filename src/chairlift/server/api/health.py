@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from chairlift.counts import counted
@@ -13,7 +13,6 @@ from chairlift.engine.process.client import EngineState, EngineStatus
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import is_admin_call
 from chairlift.server.models.model_manager import ModelManager
-from chairlift.server.protocol.base import Health
 
 STALL_SECONDS: Final = 10.0
 """An engine with unfinished requests is not ready after this time without a step."""
@@ -28,6 +27,13 @@ NOT_RUNNING: Final[dict[EngineState, str]] = {
     "dead": "the engine is dead",
 }
 """The states in which an engine does not serve requests. A model without an engine is loaded by its next call."""
+
+
+class Health(BaseModel):
+    """The state of the engine."""
+
+    status: Literal["ok", "restarting", "cannot_restart", "dead"]
+    reason: Annotated[str | None, Field(description="Why the engine died; null if `status` is `ok`.")] = None
 
 
 class ReadyStatus(BaseModel):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
 from chairlift.server.access.call import call_of, require_admin
@@ -15,19 +15,81 @@ from chairlift.server.api.routes import add_body_route, read_body
 from chairlift.server.http.error_responses import error_models
 from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.models.model_manager import ModelManager
-from chairlift.server.models.served_model import ServedModel
-from chairlift.server.protocol.base import (
-    AdapterDeleted,
-    AdapterLoad,
-    AdapterUnload,
-    ModelCard,
-    ModelList,
-    ModelStatus,
-    ModelSwitch,
-    RequestBody,
-)
+from chairlift.server.models.served_model import ModelState, ServedModel
+from chairlift.server.protocol.base import RequestBody
 from chairlift.server.protocol.sampling import CallFields
 from chairlift.system.log_format import format_time
+
+
+class ModelStatus(BaseModel):
+    """The state of a model, as in llama.cpp's server with several models.
+
+    `reason` is the error of the last load that failed. `memory_bytes` is the memory of its engine process; 0 if it is
+    not loaded or has several processes.
+    """
+
+    value: ModelState
+    reason: str | None
+    memory_bytes: int
+    num_unfinished: int
+    num_waiting: int
+    num_loads: int
+    load_seconds: float | None
+
+
+class ModelCard(BaseModel):
+    """A model in /v1/models, with the fields of OpenAI, and with `type`, `display_name` and `created_at` of Anthropic.
+    `max_model_len` is null until the model has been loaded for the first time."""
+
+    id: str
+    object: Literal["model"] = "model"
+    type: Literal["model"] = "model"
+    display_name: str
+    created: int
+    created_at: str
+    owned_by: str = "chairlift"
+    parent: str | None = Field(None, description="The model that a LoRA adapter is for; null for a model.")
+    max_model_len: int | None
+    default_sampling_params: dict[str, float | int] = Field(
+        {}, description="The sampling parameters of requests that do not set them; see --generation-config."
+    )
+
+    aliases: list[str] = Field([], description="Other names of the model in requests.")
+    status: ModelStatus
+
+
+class ModelSwitch(RequestBody):
+    """The model that /models/load or /models/unload changes."""
+
+    model: str
+
+
+class AdapterLoad(RequestBody):
+    """The LoRA adapter that /v1/load_lora_adapter loads."""
+
+    lora_name: str = Field(min_length=1, max_length=256, description="The name that calls use as `model`.")
+    lora_path: str = Field(min_length=1, max_length=4096, description="A PEFT folder on the machine of the server.")
+    model: str | None = Field(None, description="The model that it is for. Default: the first model of the key.")
+
+
+class AdapterUnload(RequestBody):
+    """The LoRA adapter that /v1/unload_lora_adapter unloads."""
+
+    lora_name: str
+
+
+class AdapterDeleted(BaseModel):
+    """The answer of /v1/unload_lora_adapter."""
+
+    id: str
+    object: Literal["model"] = "model"
+    deleted: Literal[True] = True
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+    has_more: Literal[False] = False
 
 
 def router(manager: ModelManager) -> APIRouter:

@@ -1,4 +1,5 @@
-"""The endpoints of vectors and scores: /v1/embeddings, /v1/score and /v1/rerank."""
+"""The endpoints of vectors and scores, and their bodies: /v1/embeddings (OpenAI), /v1/score (vLLM) and /v1/rerank (Jina
+and Cohere, as in vLLM)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import mul
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, Field
 
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.pooling import POOLING_PARAMS, TASKS, check_task, pooled_values, sigmoid, truncate_vector
@@ -19,21 +22,102 @@ from chairlift.server.api.endpoint import Endpoint
 from chairlift.server.api.engine_call import EngineCall
 from chairlift.server.preparation.conversation import ModelPlanner
 from chairlift.server.preparation.request_plan import RequestPlan
-from chairlift.server.protocol.base import as_list, labelled_values
-from chairlift.server.protocol.pooling import (
-    EmbeddingData,
-    EmbeddingRequest,
-    EmbeddingResponse,
-    EmbeddingUsage,
-    RerankedText,
-    RerankRequest,
-    RerankResponse,
-    RerankResult,
-    ScoreData,
-    ScoreRequest,
-    ScoreResponse,
-)
+from chairlift.server.protocol.base import MAX_PROMPTS, RequestBody, advisory, as_list, labelled_values, omitted_if_null
 from chairlift.server.protocol.sampling import CallFields
+
+Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+Tokens = Annotated[list[int], Field(min_length=1)]
+
+
+class EmbeddingRequest(CallFields):
+    """The body of POST /v1/embeddings."""
+
+    content_fields = ("input",)
+    input: str | Texts | Tokens | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_PROMPTS)]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(
+        None, ge=1, description="Number of first values of each vector, scaled to length 1; for Matryoshka models."
+    )
+
+
+class EmbeddingUsage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingData(BaseModel):
+    """A vector: numbers, or with `encoding_format` base64 their float32 bytes."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingResponse(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[EmbeddingData]
+    model: str
+    usage: EmbeddingUsage
+
+
+class ScoreRequest(CallFields):
+    """The body of POST /v1/score: one first text for all second texts, or one for each."""
+
+    text_1: str | Texts
+    text_2: str | Texts
+
+
+class ScoreData(BaseModel):
+    object: Literal["score"] = "score"
+    index: int
+    score: float
+
+
+class ScoreResponse(BaseModel):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[ScoreData]
+    usage: EmbeddingUsage
+
+
+class RerankDocument(RequestBody):
+    text: str
+
+
+class RerankRequest(CallFields):
+    """The body of POST /v1/rerank and /v2/rerank."""
+
+    query: str
+    documents: Annotated[list[str | RerankDocument], Field(min_length=1, max_length=MAX_PROMPTS)]
+    top_n: int | None = Field(None, ge=0, description="Number of results; null or 0 for all.")
+    return_documents: bool = True
+    # -- fields of Cohere --
+    max_tokens_per_doc: int | None = Field(None, ge=1, description="The end of longer documents is not compared.")
+    relevant_spans: dict[str, Any] | None = advisory("Has no effect: spans are not searched.", {"mode": "disabled"})
+
+    def texts(self) -> list[str]:
+        """The texts of the documents."""
+        return [document if isinstance(document, str) else document.text for document in self.documents]
+
+
+class RerankedText(BaseModel):
+    text: str
+
+
+class RerankResult(BaseModel):
+    index: int
+    relevance_score: float
+    document: RerankedText | None = omitted_if_null()
+
+
+class RerankResponse(BaseModel):
+    id: str
+    model: str
+    results: list[RerankResult]
+    usage: EmbeddingUsage
+    meta: dict[str, Any] = Field(description="The version of Cohere's API, and the tokens in its form.")
 
 
 def _plan_embeddings(planner: ModelPlanner, body: EmbeddingRequest) -> RequestPlan:

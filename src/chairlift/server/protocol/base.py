@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError
@@ -229,84 +229,6 @@ class Timings(BaseModel):
     output_tokens_per_second: float | None = Field(
         description="Output tokens after the first one, per second of decode."
     )
-
-
-class ModelStatus(BaseModel):
-    """The state of a model, as in llama.cpp's server with several models.
-
-    `value` is unloaded, loading, loaded, unloading or failed, and `reason` the error of the last load that failed.
-    `memory_bytes` is the memory of its engine process; 0 if it is not loaded or has several processes.
-    """
-
-    value: Literal["unloaded", "loading", "loaded", "unloading", "failed"]
-    reason: str | None
-    memory_bytes: int
-    num_unfinished: int
-    num_waiting: int
-    num_loads: int
-    load_seconds: float | None
-
-
-class ModelCard(BaseModel):
-    """A model in /v1/models, with the fields of OpenAI, and with `type`, `display_name` and `created_at` of Anthropic.
-    `max_model_len` is null until the model has been loaded for the first time."""
-
-    id: str
-    object: Literal["model"] = "model"
-    type: Literal["model"] = "model"
-    display_name: str
-    created: int
-    created_at: str
-    owned_by: str = "chairlift"
-    parent: str | None = Field(None, description="The model that a LoRA adapter is for; null for a model.")
-    max_model_len: int | None
-    default_sampling_params: dict[str, float | int] = Field(
-        {}, description="The sampling parameters of requests that do not set them; see --generation-config."
-    )
-
-    aliases: list[str] = Field([], description="Other names of the model in requests.")
-    status: ModelStatus
-
-
-class ModelSwitch(RequestBody):
-    """The model that /models/load or /models/unload changes."""
-
-    model: str
-
-
-class AdapterLoad(RequestBody):
-    """The LoRA adapter that /v1/load_lora_adapter loads."""
-
-    lora_name: str = Field(min_length=1, max_length=256, description="The name that calls use as `model`.")
-    lora_path: str = Field(min_length=1, max_length=4096, description="A PEFT folder on the machine of the server.")
-    model: str | None = Field(None, description="The model that it is for. Default: the first model of the key.")
-
-
-class AdapterUnload(RequestBody):
-    """The LoRA adapter that /v1/unload_lora_adapter unloads."""
-
-    lora_name: str
-
-
-class AdapterDeleted(BaseModel):
-    """The answer of /v1/unload_lora_adapter."""
-
-    id: str
-    object: Literal["model"] = "model"
-    deleted: Literal[True] = True
-
-
-class ModelList(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
-    has_more: Literal[False] = False
-
-
-class Health(BaseModel):
-    """The state of the engine."""
-
-    status: Literal["ok", "restarting", "cannot_restart", "dead"]
-    reason: Annotated[str | None, Field(description="Why the engine died; null if `status` is `ok`.")] = None
 
 
 class ErrorInfo(BaseModel):
