@@ -22,12 +22,11 @@ from chairlift import AsyncLLM
 from chairlift.cluster.replicated_model import observe_replicas
 from chairlift.events import Event
 from chairlift.server.access.access_options import AccessOptions
-from chairlift.server.access.admission import AdmissionController
+from chairlift.server.access.admission import AdmissionController, ServerLimits
 from chairlift.server.access.keys import KeyRing
 from chairlift.server.application import create_app
 from chairlift.server.draining_server import DrainingServer
 from chairlift.server.http.http_protocol import uvicorn_config
-from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.serve_options import ServeOptions
 from chairlift.server.telemetry.observability_options import ObservabilityOptions

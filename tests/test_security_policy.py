@@ -13,11 +13,10 @@ from chairlift import sampling_params, structured_outputs
 from chairlift.grammar import checker, compiler
 from chairlift.loading.text import template_sandbox
 from chairlift.options import declared_options
-from chairlift.server.api import tokenization
+from chairlift.server.access.admission import ServerLimits
+from chairlift.server.api import engine_call, tokenization
 from chairlift.server.batch import batch_files
 from chairlift.server.http import body_limits, http_protocol
-from chairlift.server.http.server_limits import ServerLimits
-from chairlift.server.preparation import request_plan
 from chairlift.server.protocol import base
 from chairlift.worker.memory import format_memory
 
@@ -40,7 +39,7 @@ CONSTANTS: dict[ModuleType, tuple[str, ...]] = {
 ITEM_CONSTANTS: dict[ModuleType, tuple[str, ...]] = {
     base: tuple(name for name in vars(base) if name.startswith("MAX_")),
     sampling_params: ("MAX_TOKEN_IDS", "MAX_STOP_CHARACTERS", "MAX_BAD_WORD_CHARACTERS"),
-    request_plan: ("MAX_LOGPROB_ENTRIES",),
+    engine_call: ("MAX_LOGPROB_ENTRIES",),
     tokenization: ("MAX_CONTEXTS",),
 }
 

@@ -85,7 +85,7 @@ class OverloadedError(ChairliftError, RuntimeError):
 
 
 class EngineUnavailableError(EngineDeadError, OverloadedError):
-    """The engine died and could not be restarted so far; the next restart is in `retry_after` seconds."""
+    """The engine could not be started so far; the next attempt is in `retry_after` seconds."""
 
-    def __init__(self, message: str, public_message: str, retry_after: float) -> None:
-        OverloadedError.__init__(self, message, retry_after, "engine_unavailable", public_message)
+    def __init__(self, message: str, public_message: str, retry_after: float, code: str = "engine_unavailable") -> None:
+        OverloadedError.__init__(self, message, retry_after, code, public_message)

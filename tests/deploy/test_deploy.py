@@ -19,8 +19,8 @@ from chairlift.engine.process.client import EngineStatus
 from chairlift.events import EngineStarted
 from chairlift.observability.prometheus import COUNTERS, HISTOGRAMS
 from chairlift.observability.tracker import RequestTracker
+from chairlift.server.access.admission import ServerLimits
 from chairlift.server.access.call import PUBLIC_PATHS
-from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.telemetry.engine_observer import measure_engine
 from chairlift.server.telemetry.observability_options import ACCESS_LOG_FORMATS
 from command_runner import arguments_of

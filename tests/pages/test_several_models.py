@@ -27,7 +27,7 @@ def url(tiny_model_dir: Callable[..., Path]) -> Iterator[str]:
             model=folder, num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1, max_num_seqs=seats, block_size=16
         )
         model = ServedModel(name, None, llm.events)
-        model.set_service(ModelService(llm, name, ApiOptions()))
+        model.set_service(ModelService(llm, ApiOptions()))
         models.append(model)
     app = create_models_app(ModelManager(models), open_options(page_control=True))
     with run_app(app) as (address, _server):

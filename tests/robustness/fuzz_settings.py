@@ -23,8 +23,8 @@ from chairlift.kernels.attention import KVCache
 from chairlift.option_sources import read_options
 from chairlift.options import Selection, declared_options
 from chairlift.server.access.access_options import AccessOptions
+from chairlift.server.access.admission import ServerLimits
 from chairlift.server.access.keys import key_record, load_keys, to_toml
-from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.models.model_options import ModelOptions
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.telemetry.observability_options import ObservabilityOptions

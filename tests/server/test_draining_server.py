@@ -17,11 +17,10 @@ import httpx
 import pytest
 
 from chairlift import AsyncLLM
-from chairlift.server.access.admission import AdmissionController
+from chairlift.server.access.admission import AdmissionController, ServerLimits
 from chairlift.server.access.keys import ANONYMOUS
 from chairlift.server.draining_server import FORCED_STOP_SECONDS, STOP_SECONDS, WATCHDOG_SECONDS, DrainingServer
 from chairlift.server.http.http_protocol import uvicorn_config
-from chairlift.server.http.server_limits import ServerLimits
 from plain_http import NO_TLS
 from running_server import RunningServer, completion_body, run_server
 from waiting import AMPLE_SECONDS, wait_for

@@ -54,5 +54,5 @@ def replicated_model(spec: ModelSpec, client: ClusterClient) -> ServedModel:
     """The model of a client, whose replicas Ray Serve starts and supervises: the server never unloads it."""
     model = ServedModel(spec.name, None, client.events, spec.aliases)
     observe_replicas(model, client)
-    model.set_service(ModelService(AsyncLLM(client=client), spec.name, spec.api))
+    model.set_service(ModelService(AsyncLLM(client=client), spec.api))
     return model

@@ -177,6 +177,11 @@ class TrackedRequest:
         return None if self.first_scheduled is None else self.first_scheduled - self.arrived.time
 
     @property
+    def time_to_first_token(self) -> float | None:
+        """Seconds from arrival to the first output token."""
+        return None if self.first_token is None else self.first_token - self.arrived.time
+
+    @property
     def end_time(self) -> float | None:
         """The time at which it finished or was lost."""
         return self.lost_time if self.finished is None else self.finished.time

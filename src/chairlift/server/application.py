@@ -58,7 +58,7 @@ def make_single_manager(llm: AsyncLLM, served_model_name: str | None, api: ApiOp
     if name in llm.engine.adapters:
         raise ConfigError(f"lora_modules: {name!r} is the name of the model: use another name for the adapter")
     model = ServedModel(name, None, llm.events)
-    service = ModelService(llm, name, api)
+    service = ModelService(llm, api)
     model.set_service(service)
     if service.memory_bytes:
         # Memory of the pool is allocated when it is first written, and most of it has not been.
@@ -154,13 +154,12 @@ def _add_routes(
     observers: ModelObservers,
     options: ServeOptions,
 ) -> None:
-    keys = options.access.keys
-    readers, simulate_policy = EventReaders(keys), options.simulate_policy
-    page = PageData(manager, admission, readers, options.has_page_control, simulate_policy)
+    readers = EventReaders(options.access.keys)
+    page = PageData(manager, admission, readers, options.has_page_control, options.simulate_policy)
     tagged = {
         "Generation and embeddings": [make_router(ENDPOINTS, EndpointCaller(manager, admission))],
         "Models": [models.router(manager)],
-        "Engine and requests": [engine.router(manager, keys), requests.router(observers, manager, admission)],
+        "Engine and requests": [engine.router(manager, readers), requests.router(observers, manager, admission)],
         "Health": [health.router(manager, admission)],
         "Pages": [file_router(), page.router()],
     }

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from chairlift.errors import OverloadedError, RequestError
 from chairlift.outputs import CompletionOutput, RequestOutput
-from chairlift.server.access.admission import AdmissionController, Permit
+from chairlift.server.access.admission import AdmissionController, Permit, ServerLimits
 from chairlift.server.access.keys import ANONYMOUS, Key, KeyRing
 from chairlift.server.access.rate_limits import TokenBucket
-from chairlift.server.http.server_limits import ServerLimits
 
 
 class Clock:

@@ -152,7 +152,7 @@ def count_steps(llm: AsyncLLM, work: WorkCounter) -> None:
 
 def serve_model(name: str, llm: AsyncLLM) -> ServedModel:
     model = ServedModel(name, None, llm.events)
-    model.set_service(ModelService(llm, name, ApiOptions()))
+    model.set_service(ModelService(llm, ApiOptions()))
     return model
 
 

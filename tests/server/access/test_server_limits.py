@@ -17,9 +17,9 @@ import openai
 import pytest
 
 from chairlift import AsyncLLM
+from chairlift.server.access.admission import ServerLimits
 from chairlift.server.access.keys import Key, KeyRing, digest
 from chairlift.server.http import http_protocol
-from chairlift.server.http.server_limits import ServerLimits
 from running_server import RunningServer, completion_body, run_server
 from waiting import AMPLE_SECONDS, wait_for
 

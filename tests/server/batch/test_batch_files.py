@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
+from chairlift.server.access.admission import ServerLimits
 from chairlift.server.batch import batch_files as batch_files_module
 from chairlift.server.batch.batch_files import (
     BatchIndex,
@@ -22,7 +23,6 @@ from chairlift.server.batch.batch_files import (
     answer_line,
     parse_request,
 )
-from chairlift.server.http.server_limits import ServerLimits
 
 
 def test_a_duplicate_is_reported_with_both_lines(tmp_path: Path) -> None:

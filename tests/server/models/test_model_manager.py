@@ -17,16 +17,11 @@ from chairlift.config import EngineConfig
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.client import EngineStatus
 from chairlift.engine.startup.required_memory import RequiredMemory
-from chairlift.errors import ConfigError, EngineDeadError, ModelLoadError, OverloadedError
+from chairlift.errors import ConfigError, EngineDeadError, EngineUnavailableError, ModelLoadError, OverloadedError
 from chairlift.server.access.keys import ANONYMOUS, Key
 from chairlift.server.models import model_manager
 from chairlift.server.models.engine_loader import EngineLoader
-from chairlift.server.models.model_manager import (
-    ModelLoadFailedError,
-    ModelManager,
-    ModelNotAllowedError,
-    UnknownModelError,
-)
+from chairlift.server.models.model_manager import ModelManager, ModelNameError
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
 from waiting import AMPLE_SECONDS, until
@@ -210,22 +205,22 @@ def test_a_failed_load_fails_only_its_own_calls_and_is_tried_again(caplog: pytes
             return_exceptions=True,
         )
         assert [type(result).__name__ for result in results] == [
-            "ModelLoadFailedError",
+            "EngineUnavailableError",
             "ModelLease",
-            "ModelLoadFailedError",
+            "EngineUnavailableError",
         ]
         assert "model 'a' cannot be loaded: a.gguf: no such file" in str(results[0])
         failure, error = manager.models[0].failure, results[0]
         assert failure is not None
         assert failure.reason == "a.gguf: no such file"
-        assert isinstance(error, ModelLoadFailedError)
+        assert isinstance(error, EngineUnavailableError)
         hidden = error.text(is_admin=False)
         assert "'a' cannot be loaded: the server's log has the reason" in hidden
         assert "no such file" not in hidden
         assert failure.failure_id in hidden
         assert failure.failure_id in caplog.text
         del loader.errors["a"]
-        with pytest.raises(ModelLoadFailedError):  # at once, without another attempt
+        with pytest.raises(EngineUnavailableError):  # at once, without another attempt
             await manager.acquire(manager.models[0])
         manager.models[0].failed_at -= model_manager.RETRY_SECONDS
         (await manager.acquire(manager.models[0])).close()
@@ -238,7 +233,9 @@ def test_a_failed_load_fails_only_its_own_calls_and_is_tried_again(caplog: pytes
 def test_a_model_larger_than_the_budget_is_an_error_with_the_numbers() -> None:
     async def test() -> None:
         manager, _loader = make({"a": 9}, budget=8)
-        with pytest.raises(ModelLoadFailedError, match=r"needs 9 bytes \(.*\), and models_memory_bytes=8 bytes: raise"):
+        with pytest.raises(
+            EngineUnavailableError, match=r"needs 9 bytes \(.*\), and models_memory_bytes=8 bytes: raise"
+        ):
             await manager.acquire(manager.models[0])
         await manager.aclose()
 
@@ -346,11 +343,11 @@ def test_keys_may_be_limited_to_models() -> None:
         assert manager.find(None, ANONYMOUS).name == "a"
         assert manager.find(None, limited).name == manager.find("b-alias", limited).name == "b"
         assert [model.name for model in manager.visible(limited)] == ["b"]
-        with pytest.raises(ModelNotAllowedError, match="API key 'bob' may not use model 'a'; it may use b"):
+        with pytest.raises(ModelNameError, match="API key 'bob' may not use model 'a'; it may use b"):
             manager.find("a", limited)
-        with pytest.raises(ModelNotAllowedError, match="may use none"):
+        with pytest.raises(ModelNameError, match="may use none"):
             manager.find(None, Key("eve", models=frozenset({"z"})))
-        with pytest.raises(UnknownModelError, match="model 'c' is not served here: use 'a' or 'b'"):
+        with pytest.raises(ModelNameError, match="model 'c' is not served here: use 'a' or 'b'"):
             manager.find("c", ANONYMOUS)
         await manager.aclose()
 
@@ -386,7 +383,7 @@ def test_every_call_gets_its_model_or_its_error_within_the_budget(
             except asyncio.CancelledError:
                 outcomes.append("cancelled")
                 return
-            except ModelLoadFailedError:
+            except EngineUnavailableError:
                 assert name == failing
                 outcomes.append("failed")
                 return

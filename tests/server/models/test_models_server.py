@@ -72,7 +72,7 @@ class ThreadLoader(EngineLoader):
         llm = await asyncio.to_thread(AsyncLLM, config)
         model.events.open(asyncio.get_running_loop())
         llm.events.add(model.events)
-        return ModelService(llm, model.name, model.spec.api)
+        return ModelService(llm, model.spec.api)
 
 
 @contextlib.contextmanager

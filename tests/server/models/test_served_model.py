@@ -27,7 +27,7 @@ def test_calls_in_preparation_end_with_the_reason_of_the_stop(tiny_model_dir: Ca
         release.wait(AMPLE_SECONDS)
 
     async def run() -> None:
-        service = ModelService(llm, "tiny", ApiOptions())
+        service = ModelService(llm, ApiOptions())
         service.start()
         calls = [asyncio.create_task(service.run(hold)) for _ in range(NUM_THREADS + 1)]
         await until(lambda: num_started == NUM_THREADS)

@@ -16,8 +16,7 @@ from chairlift.server.api.chunk_call import Choice, ChunkCall
 from chairlift.server.api.endpoint import Endpoint
 from chairlift.server.api.engine_call import ENTRIES_PER_POSITION
 from chairlift.server.api.logprobs import TextOffsets
-from chairlift.server.preparation.conversation import ModelPlanner
-from chairlift.server.preparation.request_plan import RequestPlan
+from chairlift.server.preparation.conversation import ModelPlanner, RequestPlan
 from chairlift.server.protocol.base import labelled_values
 from chairlift.server.protocol.completions import CompletionRequest, CompletionResponse
 from chairlift.server.protocol.encoding import encode

@@ -20,7 +20,6 @@ from chairlift.observability.event_log import encode_event
 from chairlift.observability.step_cost import CostLine
 from chairlift.server.access.call import call_of, require_admin
 from chairlift.server.access.event_readers import EventReaders
-from chairlift.server.access.keys import KeyRing
 from chairlift.server.http.error_responses import error_models
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import VisibleEngine
@@ -87,10 +86,9 @@ class EngineView(BaseModel):
     replicas: list[str] = Field(description="The ids of all replicas of the model.")
 
 
-def router(manager: ModelManager, keys: KeyRing) -> APIRouter:
+def router(manager: ModelManager, readers: EventReaders) -> APIRouter:
     """The endpoints of the engines: their states and events for admin keys, and their metrics for all keys."""
     routes = APIRouter()
-    readers = EventReaders(keys)
     registry = CollectorRegistry()
     registry.register(_AllMetrics(manager))
 

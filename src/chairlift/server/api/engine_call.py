@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from chairlift.counts import counted
 from chairlift.engine.async_llm import Generation
+from chairlift.engine.input_processor import RequestLimits
 from chairlift.errors import ChairliftError, DeadlineError, RequestError
 from chairlift.outputs import RequestOutput, RequestTimes
 from chairlift.sampling_params import SamplingParams
@@ -22,13 +23,16 @@ from chairlift.server.access.call import Call
 from chairlift.server.http.error_responses import error_info
 from chairlift.server.http.streaming import COMMENT, EventStream
 from chairlift.server.models.served_model import ModelLease
-from chairlift.server.preparation.request_plan import RequestPlan, check_logprobs
+from chairlift.server.preparation.conversation import RequestPlan
 from chairlift.server.protocol.base import ErrorBody, ErrorInfo, PromptTokensDetails, Timings, UsageInfo
 from chairlift.server.protocol.encoding import DONE, encode, to_chunk
 from chairlift.server.protocol.sampling import CallFields, EngineFields
 
 MAX_ANSWERS_PER_CALL: Final = 2048
 """The maximum number of prompts times answers of one call."""
+
+MAX_LOGPROB_ENTRIES: Final = 4 << 20
+"""The maximum number of logprobs in the response to one call. Each has about 60 bytes."""
 
 ENTRIES_PER_POSITION: Final = 20
 """Logprob entries that `output_size` assumes for one position."""
@@ -132,7 +136,7 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
         self._admission, self._lease, self._service = admission, lease, lease.service
         self.llm = lease.service.llm
         self.lora_name = lease.model.adapter_of(body.model)
-        self.model = self.lora_name or lease.service.name
+        self.model = self.lora_name or lease.model.name
         self.id = f"{self.id_prefix}{body.request_id or record.request_id or uuid.uuid4().hex}"
         self.created = int(time.time())
         self.usage = CallUsage(sum(len(token_ids) for _, token_ids in plan.prompts))
@@ -334,6 +338,23 @@ class GeneratingCall(EngineCall[Fields, Plans]):
     def num_tokens(self, text: str) -> int:
         """The number of tokens of a text."""
         return len(self.llm.engine.tokenizer.encode(text, add_special_tokens=False)) if text else 0
+
+
+def check_logprobs(plan: RequestPlan, limits: RequestLimits) -> None:
+    """Raise RequestError if the response to a plan may have more than MAX_LOGPROB_ENTRIES logprobs."""
+    params, entries = plan.params, 0
+    for _text, token_ids in plan.prompts:
+        if params.prompt_logprobs is not None:
+            entries += len(token_ids) * params.n * (params.prompt_logprobs + 1)
+        if params.logprobs is not None:
+            room = limits.default_max_tokens(len(token_ids))
+            entries += min(params.max_tokens or room, room) * params.n * (params.logprobs + 1)
+    if entries > MAX_LOGPROB_ENTRIES:
+        raise RequestError(
+            f"logprobs: the response may have up to {entries} entries (tokens x answers x logprobs), and at most "
+            f"{MAX_LOGPROB_ENTRIES} are allowed: lower max_tokens, n or the number of logprobs, or send fewer prompts",
+            "logprobs",
+        )
 
 
 def output_size(output: RequestOutput) -> int:

@@ -20,8 +20,7 @@ from chairlift.errors import RequestError
 from chairlift.outputs import RequestOutput
 from chairlift.server.api.endpoint import Endpoint
 from chairlift.server.api.engine_call import EngineCall
-from chairlift.server.preparation.conversation import ModelPlanner
-from chairlift.server.preparation.request_plan import RequestPlan
+from chairlift.server.preparation.conversation import ModelPlanner, RequestPlan
 from chairlift.server.protocol.base import MAX_PROMPTS, RequestBody, advisory, as_list, labelled_values, omitted_if_null
 from chairlift.server.protocol.sampling import CallFields
 

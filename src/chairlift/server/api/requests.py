@@ -215,7 +215,7 @@ def _timings(request: TrackedRequest, now: float) -> RequestTimings:
     per_token = None if first is None or last is None or count < 2 else (last - first) / (count - 1)
     return RequestTimings(
         queue_time=request.queue_time,
-        time_to_first_token=None if first is None else first - arrival,
+        time_to_first_token=request.time_to_first_token,
         time_per_output_token=per_token,
         last_token=None if last is None else last - arrival,
         age=(now if request.end_time is None else request.end_time) - arrival,

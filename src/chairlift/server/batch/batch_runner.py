@@ -25,6 +25,7 @@ from chairlift.engine.async_llm import AsyncLLM
 from chairlift.engine.progress import progress_bar
 from chairlift.errors import EngineDeadError, RequestError
 from chairlift.server.access.access_options import AccessOptions
+from chairlift.server.access.admission import ServerLimits
 from chairlift.server.api.routes import ENDPOINTS
 from chairlift.server.application import create_app
 from chairlift.server.batch.batch_files import (
@@ -39,7 +40,6 @@ from chairlift.server.batch.batch_files import (
     read_custom_id,
 )
 from chairlift.server.http.error_responses import error_info
-from chairlift.server.http.server_limits import ServerLimits
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.threads import run_to_end
 from chairlift.server.protocol.base import ErrorBody

@@ -62,7 +62,7 @@ class EngineLoader:
             client.wait_until_ready()
         finally:
             self._starting = None
-        service = ModelService(AsyncLLM(client=client), model.name, model.spec.api)
+        service = ModelService(AsyncLLM(client=client), model.spec.api)
         trim_memory()
         return service
 

@@ -59,24 +59,12 @@ RESIDENCE_FACTOR: Final = 4.0
 too little memory for its load spends at most a fifth of the time on loading."""
 
 
-class UnknownModelError(HTTPException):
-    """The request names a model that this server does not serve."""
+class ModelNameError(HTTPException):
+    """The request names a model that this server does not serve, or that its key may not use. `code` is the reason."""
 
-    code = "model_not_found"
-
-
-class ModelNotAllowedError(HTTPException):
-    """The key of the request is limited to other models."""
-
-    code = "model_not_allowed"
-
-
-class ModelLoadFailedError(EngineUnavailableError):
-    """The model of the request could not be loaded."""
-
-    def __init__(self, message: str, public_message: str, retry_after: float) -> None:
-        super().__init__(message, public_message, retry_after)
-        self.code = "model_load_failed"
+    def __init__(self, status: int, message: str, code: str) -> None:
+        super().__init__(status, message)
+        self.code = code
 
 
 class _NotNeededError(Exception):
@@ -159,8 +147,7 @@ class ModelManager:
         """The model that a call names, by its own name or by that of one of its LoRA adapters.
 
         Raises:
-            UnknownModelError: no model has this name.
-            ModelNotAllowedError: the key is limited to other models.
+            ModelNameError: no model has this name, or the key is limited to other models.
         """
         allowed = self.visible(key)
         model = (allowed or [self.default])[0] if name is None else self._find_by_name(name)
@@ -170,12 +157,11 @@ class ModelManager:
             hint = " ".join((*close, f"use {' or '.join(map(repr, known))}"))
             if len(self.models) == 1:
                 hint += " or leave out model"
-            raise UnknownModelError(404, f"model {name!r:.100} is not served here: {hint}")
+            raise ModelNameError(404, f"model {name!r:.100} is not served here: {hint}", "model_not_found")
         if model not in allowed:
             names = ", ".join(each.name for each in allowed) or "none of the models of this server"
-            raise ModelNotAllowedError(
-                403, f"API key {key.name!r} may not use model {model.name!r}; it may use {names}"
-            )
+            message = f"API key {key.name!r} may not use model {model.name!r}; it may use {names}"
+            raise ModelNameError(403, message, "model_not_allowed")
         return model
 
     def _find_by_name(self, name: str) -> ServedModel | None:
@@ -201,12 +187,13 @@ class ModelManager:
         return model
 
     async def unload_adapter(self, name: str, key: Key) -> None:
-        """Unload a LoRA adapter when its last request has ended. Raises UnknownModelError if it is not loaded."""
+        """Unload a LoRA adapter when its last request has ended. Raises ModelNameError if it is not loaded."""
         model = None if self._find_by_name(name) is None else self.find(name, key)
         if model is None or model.service is None or name not in model.adapters:
             loaded = [repr(each) for model in self.visible(key) if model.service is not None for each in model.adapters]
             known = ", ".join(loaded) or "none"
-            raise UnknownModelError(404, f"lora_name={name!r:.100} is not loaded; the loaded adapters are: {known}")
+            message = f"lora_name={name!r:.100} is not loaded; the loaded adapters are: {known}"
+            raise ModelNameError(404, message, "model_not_found")
         await model.service.llm.unload_lora_adapter(name)
 
     def visible(self, key: Key) -> list[ServedModel]:
@@ -230,7 +217,7 @@ class ModelManager:
             body: a valid body, which may have the fields `model`, `request_id` and `timeout`.
 
         Raises:
-            UnknownModelError, ModelNotAllowedError, ModelLoadFailedError: the model cannot be used.
+            ModelNameError, EngineUnavailableError: the model cannot be used.
             DeadlineError: the timeout of the call has passed before the model was loaded.
         """
         model = self.find(getattr(body, "model", None), call.key)
@@ -268,7 +255,7 @@ class ModelManager:
         """Wait until a model is loaded, and use it. The caller must close the lease.
 
         Raises:
-            ModelLoadFailedError: the model cannot be loaded.
+            EngineUnavailableError: the model cannot be loaded.
             OverloadedError: too many calls wait for models.
             EngineDeadError: the server stops.
         """
@@ -490,7 +477,8 @@ def _forget_loading(model: ServedModel, task: asyncio.Task[None]) -> None:
         task.exception()  # Marks it as retrieved, because all calls that waited for it may have been cancelled.
 
 
-def _load_error(name: str, failure: Failure, failed_at: float) -> ModelLoadFailedError:
+def _load_error(name: str, failure: Failure, failed_at: float) -> EngineUnavailableError:
     advice = f"It is tried again after {RETRY_SECONDS:g} s."
     reason, public = (f"model {name!r} cannot be loaded: {text}. {advice}" for text in failure.texts)
-    return ModelLoadFailedError(reason, public, max(0.0, RETRY_SECONDS - (time.monotonic() - failed_at)))
+    seconds = max(0.0, RETRY_SECONDS - (time.monotonic() - failed_at))
+    return EngineUnavailableError(reason, public, seconds, "model_load_failed")

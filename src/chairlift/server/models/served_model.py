@@ -48,16 +48,14 @@ class ModelService:
 
     Args:
         llm: the engine, which is closed with the service.
-        name: the name of the model in requests and responses.
         api: the options of the API.
 
     Attributes:
         planner: plans the requests for the model, on threads.
     """
 
-    def __init__(self, llm: AsyncLLM, name: str, api: ApiOptions) -> None:
+    def __init__(self, llm: AsyncLLM, api: ApiOptions) -> None:
         self.llm = llm
-        self.name = name
         self.planner = ModelPlanner(llm.engine, api)
         self._threads = ThreadPoolExecutor(NUM_THREADS, "preparation")
 

@@ -1,10 +1,10 @@
-"""Plans requests with a conversation: renders the prompt, and selects constraint and parser of the answer."""
+"""Plans of requests: renders the prompt of a conversation, and selects constraint and parser of the answer."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -18,7 +18,6 @@ from chairlift.loading.text.template_check import log_template_problems
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.server.preparation.request_plan import RequestPlan
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.messages import CountTokensRequest, MessagesRequest
 from chairlift.server.protocol.responses import ResponsesRequest
@@ -53,6 +52,23 @@ REASONING_NAMES: Final = {"reasoning_content": "thinking"}
 
 Conversation = ChatCompletionRequest | ResponsesRequest | MessagesRequest
 """A body that generates from messages; `to_chat` converts it to the first form."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPlan:
+    """The prompts and sampling parameters of a request. Plans can be pickled.
+
+    Attributes:
+        prompts: the text (None if the request has token ids) and the token ids of each prompt.
+        params: the sampling parameters.
+        ignored: the fields of the body that have no effect with this model.
+        clamps_max_tokens: `max_tokens` is lowered to what fits beside a prompt.
+    """
+
+    prompts: list[tuple[str | None, list[int]]]
+    params: SamplingParams
+    ignored: tuple[str, ...] = field(default=(), kw_only=True)
+    clamps_max_tokens: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +196,7 @@ class ModelPlanner:
             text = join_marked([text, template_text(FINAL_HEADER)])
         # An answer that goes on with the last message does not begin with reasoning.
         reasoning = self._reasoning_in(text, None if body.continue_final_message else body.thinking_token_budget)
-        params, ignored = self._params(body, tools, reasoning)
+        params, ignored = self._params(body, tools, structure, reasoning)
         token_ids = self.engine.input_processor.encode_text(
             text, "messages", params, add_special_tokens=bool(body.add_special_tokens)
         )
@@ -215,14 +231,18 @@ class ModelPlanner:
         return _ToolSelection(tools, mode, body.parallel_tool_calls is not False)
 
     def _params(
-        self, body: ChatCompletionRequest, tools: _ToolSelection, reasoning: Reasoning | None
+        self,
+        body: ChatCompletionRequest,
+        tools: _ToolSelection,
+        structure: StructuredOutputs | None,
+        reasoning: Reasoning | None,
     ) -> tuple[SamplingParams, list[str]]:
         """The sampling parameters, and the parts of the schemas of tools that are not followed."""
         overrides: dict[str, Any] = {"max_tokens": body.output_limit(), "logprobs": body.num_logprobs()}
         tokenizer = self.engine.tokenizer
         assert isinstance(tokenizer, Tokenizer), "a conversation has been rendered"
         symbol = partial(marker_symbol, tokenizer=tokenizer)
-        constraint, ignored = tools.constraint(body.constraint(), self._calls, symbol)
+        constraint, ignored = tools.constraint(structure, self._calls, symbol)
         if constraint is None and reasoning is not None and reasoning.max_tokens is not None:
             constraint = StructuredOutputs(calls=ANY_TOKENS)
         overrides["structured_outputs"] = None if constraint is None else replace(constraint, reasoning=reasoning)

@@ -83,7 +83,7 @@ class Advisory:
 
 def advisory(description: str = "Has no effect.", *neutral: Any) -> Any:
     """An optional field that has no effect (ADR 21). `ignored_fields` names it, unless its value is null or neutral."""
-    field = Field(None, description=description)
+    field: Any = Field(None, description=description)
     field.metadata.append(Advisory(neutral))
     return field
 

@@ -98,7 +98,7 @@ def _sequence_fields(record: CallRecord) -> dict[str, Any]:
     if not sequences:
         return {}
     first = sequences[0]
-    first_tokens = [s.first_token - s.arrived.time for s in sequences if s.first_token is not None]
+    first_tokens = [s.time_to_first_token for s in sequences if s.time_to_first_token is not None]
     queue_times = [s.queue_time for s in sequences if s.queue_time is not None]
     leaders = [s for s in sequences if s.arrived.leader_id is None]
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Any, Final
 
 from chairlift.events import EngineStarted, Event, PrefixCacheChanged, RequestArrived, RequestRejected, Step
 from chairlift.observability.explain import Viewer
@@ -11,7 +11,9 @@ from chairlift.observability.tracker import RequestTracker
 
 MAX_KNOWN_IDS: Final = 8192
 
-Value = TypeVar("Value")
+STEP_LISTS: Final = ("request_ids", "admitted", "preempted", "swapped", "finished")
+STEP_MAPS: Final = ("new_blocks", "released_blocks", "num_matched")
+"""The fields of a step with the ids of requests: lists, and keys of dictionaries."""
 
 
 class Redactor:
@@ -47,25 +49,12 @@ class Redactor:
         return replace(event, request_id=shown_id, tenant=tenant, leader_id=leader_id)
 
     def _step(self, step: Step) -> Step:
-        return replace(
-            step,
-            request_ids=self._shown(step.request_ids),
-            admitted=self._shown(step.admitted),
-            preempted=self._shown(step.preempted),
-            displaced={self._shown_id(name): self._shown_id(by) for name, by in step.displaced.items()},
-            swapped=self._shown(step.swapped),
-            finished=self._shown(step.finished),
-            new_blocks=self._with_shown_keys(step.new_blocks),
-            released_blocks=self._with_shown_keys(step.released_blocks),
-            num_matched=self._with_shown_keys(step.num_matched),
-            head_id=None if step.head_id is None else self._shown_id(step.head_id),
-        )
-
-    def _with_shown_keys(self, values: dict[str, Value]) -> dict[str, Value]:
-        return {self._shown_id(request_id): value for request_id, value in values.items()}
-
-    def _shown(self, request_ids: list[str]) -> list[str]:
-        return [self._shown_id(request_id) for request_id in request_ids]
+        fields: dict[str, Any] = {name: list(map(self._shown_id, getattr(step, name))) for name in STEP_LISTS}
+        for name in STEP_MAPS:
+            fields[name] = {self._shown_id(request_id): value for request_id, value in getattr(step, name).items()}
+        displaced = {self._shown_id(request_id): self._shown_id(by) for request_id, by in step.displaced.items()}
+        head_id = None if step.head_id is None else self._shown_id(step.head_id)
+        return replace(step, **fields, displaced=displaced, head_id=head_id)
 
     def _shown_id(self, request_id: str) -> str:
         if (shown := self._shown_ids.get(request_id)) is not None:

@@ -121,8 +121,6 @@ def _attributes(sequence: ObservedRequest, finish_reason: str | None, end: float
         "error.type": "engine_lost" if sequence.is_lost else None,
         "gen_ai.response.finish_reasons": None if finish_reason is None else [finish_reason],
         "gen_ai.latency.time_in_queue": request.queue_time,
-        "gen_ai.latency.time_to_first_token": None
-        if request.first_token is None
-        else request.first_token - arrived.time,
+        "gen_ai.latency.time_to_first_token": request.time_to_first_token,
     }
     return {name: value for name, value in attributes.items() if value is not None}
