@@ -19,7 +19,8 @@ from chairlift.errors import ConfigError
 _KEY: Final = "option"
 
 _ADVICE: Final = {
-    "--model -m -hf -hfr --hf-repo": "write the model without the name of an option, as in `chairlift COMMAND MODEL`",
+    "-hf -hfr --hf-repo": "use model",
+    "-m --model hf hfr hf_repo": "write the model without the name of an option, as in `chairlift COMMAND MODEL`",
     "gpu_memory_utilization": "use kv_cache_memory_bytes",
     "-c n_ctx ctx_size": "use max_model_len",
     "-np parallel": "use max_num_seqs",
@@ -38,12 +39,13 @@ _ADVICE: Final = {
     "jinja enable_auto_tool_choice enable_reasoning": "leave it out, because tools and reasoning are always enabled",
     "default_chat_template_kwargs": "leave it out, and set these arguments in each request",
     "task runner embedding embeddings": "leave it out, because the model determines the task",
-    "revision": "download the revision with `hf download`, and use its folder as the model",
+    "revision": "download the revision with `hf download`, and give its folder as the model",
     "download_dir": "set the environment variable HF_HOME",
     "guided_decoding guided_json guided_regex guided_choice guided_grammar grammar json_schema": "use "
     "structured_outputs",
     "enable_thinking thinking": "use chat_template_kwargs",
     "format": "use response_format",
+    "-n --predict --n-predict": "use override_generation_config, as in '{\"max_new_tokens\": 256}'",
     "n_predict num_predict max_output_tokens": "use max_tokens",
     "best_of": "leave it out, because answers are not ranked",
     "disable_log_requests uvicorn_log_level": "use access_log_format=none",
@@ -51,8 +53,8 @@ _ADVICE: Final = {
 FOREIGN_OPTIONS: Final = {name: advice for names, advice in _ADVICE.items() for name in names.split()}
 """Options of vLLM and llama.cpp that an engine or server does not have, with advice."""
 
-_OPTION_NAME: Final = re.compile(r"[a-z]+(?:_[a-z]+)+")
-"""The name of an option in advice, all of which have several words."""
+_OPTION_NAME: Final = re.compile(r'(?<=\buse )[a-z_]+|(?<![\w"])[a-z]+(?:_[a-z]+)+')
+"""The name of an option in advice: the word after `use`, and each name of several words without quotation marks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +137,11 @@ def foreign_advice(name: str, known: Iterable[str], own_names: Mapping[str, str]
         own_names: name of an option in the table of advice -> its name there, if it differs.
     """
     words, renamed = name.lstrip("-").replace("-", "_"), own_names or {}
-    advice = FOREIGN_OPTIONS.get(name) or FOREIGN_OPTIONS.get(words.removeprefix("no_"))
-    named = {renamed.get(each, each) for each in _OPTION_NAME.findall(advice or "")}
-    if advice is None or not named <= {each.lstrip("-").replace("-", "_") for each in known}:
+    own = {each.lstrip("-").replace("-", "_") for each in known}
+    for advice in filter(None, map(FOREIGN_OPTIONS.get, (name, words.removeprefix("no_")))):
+        if own.issuperset(renamed.get(each, each) for each in _OPTION_NAME.findall(advice)):
+            break
+    else:
         return None
     if name == words:
         return _OPTION_NAME.sub(lambda found: renamed.get(found[0], found[0]), advice)
