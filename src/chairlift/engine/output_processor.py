@@ -174,7 +174,8 @@ def _part(sequence: _Sequence, output: EngineCoreOutput) -> CompletionOutput:
         sequence.cumulative_logprob = before + sum(entry.token.logprob for entry in output.logprobs)
     text = _new_text(sequence, output)
     finish_reason = output.finish_reason
-    stop_reason: int | str | None = output.stop_token_id
+    ends_by_choice = output.stop_token_id in sequence.group.params.stop_token_ids
+    stop_reason: int | str | None = output.stop_token_id if ends_by_choice else None
     if sequence.num_tokens >= sequence.group.params.min_tokens:
         text, stop_string = sequence.stop.add(text)
         if stop_string is not None:
