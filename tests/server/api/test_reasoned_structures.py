@@ -135,6 +135,19 @@ def test_reasoning_ends_at_its_budget(reasoning_server: RunningServer, thinking:
         assert set(rest) == {"H"}
 
 
+@pytest.mark.parametrize("answer", [{}, ANSWERS[0]], ids=["text", "schema"])
+@pytest.mark.parametrize("thinking", ["free", "begun"])
+def test_a_budget_of_0_prevents_reasoning(
+    reasoning_server: RunningServer, thinking: str, answer: dict[str, Any]
+) -> None:
+    fields = {"chat_template_kwargs": {"thinking": thinking}, "thinking_token_budget": 0, "temperature": 0, **answer}
+    chat = reasoning_server.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 60, **fields})
+    assert "x-chairlift-ignored" not in chat.headers
+    message = chat.json()["choices"][0]["message"]
+    assert "reasoning_content" not in message
+    assert message["content"]
+
+
 def test_the_budget_of_claude_limits_reasoning(reasoning_server: RunningServer) -> None:
     body = {
         "messages": MESSAGES,

@@ -214,7 +214,7 @@ class ModelPlanner:
 
     def _ignored(self, chat: ChatCompletionRequest, reasoning: Reasoning | None) -> list[str]:
         """The fields about reasoning that have no effect with this model and prompt."""
-        has_budget = chat.thinking_token_budget is not None and not (reasoning and reasoning.max_tokens)
+        has_budget = chat.thinking_token_budget is not None and (reasoning is None or reasoning.max_tokens is None)
         effort = chat.effort_variables
         ignores_effort = bool(effort) and self._template_for(chat).variables.isdisjoint(effort)
         return ["reasoning_effort"] * ignores_effort + ["thinking_token_budget"] * has_budget

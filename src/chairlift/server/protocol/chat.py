@@ -181,7 +181,7 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
         None, description="For models whose chat template reads this variable."
     )
     # -- fields of vLLM --
-    thinking_token_budget: Annotated[int, Field(ge=1)] | None = Field(None, description="Limits the reasoning.")
+    thinking_token_budget: Annotated[int, Field(ge=0)] | None = Field(None, description="Limits the reasoning.")
     include_reasoning: bool | None = Field(None, description="false: omit `reasoning_content` from the answer.")
     chat_template: str | None = Field(None, description="Rejected: the server is started with a template.")
     chat_template_kwargs: dict[str, Any] | None = None
