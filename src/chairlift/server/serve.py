@@ -6,7 +6,6 @@ import faulthandler
 import logging
 import signal
 import socket
-import ssl
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -76,10 +75,14 @@ def run(
     limit_arenas()
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1, file=STANDARD_ERROR)
-    specs, config = _specs_on_demand(options), options.engine
-    if not specs:
-        config = server_config(config, options.access)
-    tls, listener = _prepare_listener(options)
+    specs, config, access = [], options.engine, options.access
+    if options.models.is_on_demand:
+        specs = server_specs(options.models.specs(config, options.api), options.served_model_name, access)
+    else:
+        config = server_config(config, access)
+    access.check_host(options.host)
+    access.keys.log_short_secrets()
+    tls, listener = access.load_tls(), _listen(options.host, options.port)
     cluster = None if start_cluster is None else start_cluster(config)
     engine: EngineCluster | ProcessClient | None = cluster
     if engine is None and not specs:
@@ -90,7 +93,7 @@ def run(
     from chairlift.server.draining_server import DrainingServer, end_process_after
     from chairlift.server.http.http_protocol import uvicorn_config
 
-    manager = _make_on_demand_manager(options, specs) if engine is None else _make_loaded_manager(options, engine)
+    manager = _make_manager(options, specs, engine)
     if cluster is not None:
         cluster.observe(manager.default)
     if ANY not in (hosts := options.hosts):
@@ -110,39 +113,21 @@ def run(
         raise EngineDeadError(f"the server has stopped: {cluster.failure}")
 
 
-def _prepare_listener(options: ServeOptions) -> tuple[ssl.SSLContext | None, socket.socket]:
-    """Check the address and keys, load the certificate, and open the port; returns the context of TLS, and the port."""
-    access = options.access
-    access.check_host(options.host)
-    access.keys.log_short_secrets()
-    return access.load_tls(), _listen(options.host, options.port)
-
-
-def _specs_on_demand(options: ServeOptions) -> list[ModelSpec]:
-    """The models that are loaded on demand; none if one model is loaded when the server starts."""
-    if not options.models.is_on_demand:
-        return []
-    specs = options.models.specs(options.engine, options.api)
-    return server_specs(specs, options.served_model_name, options.access)
-
-
-def _make_on_demand_manager(options: ServeOptions, specs: list[ModelSpec]) -> ModelManager:
-    """The manager of models that are loaded when they are used."""
+def _make_manager(
+    options: ServeOptions, specs: list[ModelSpec], engine: EngineCluster | ProcessClient | None
+) -> ModelManager:
+    """The manager of models that are loaded when they are used, or of the one model of an engine that is starting."""
+    from chairlift.engine.async_llm import AsyncLLM
+    from chairlift.server.application import make_single_manager
     from chairlift.server.models.engine_loader import EngineLoader
     from chairlift.server.models.model_manager import ModelManager
     from chairlift.server.models.served_model import ServedModel
 
+    if engine is not None:
+        llm = AsyncLLM(client=engine.wait_until_ready())
+        return make_single_manager(llm, options.served_model_name, options.api)
     models = [ServedModel(spec.name, spec, EventHub()) for spec in specs]
     return ModelManager(models, EngineLoader(options.watchdog_timeout), options.models.memory_budget(options.engine))
-
-
-def _make_loaded_manager(options: ServeOptions, engine: EngineCluster | ProcessClient) -> ModelManager:
-    """The manager of the one model of an engine that is being started."""
-    from chairlift.engine.async_llm import AsyncLLM
-    from chairlift.server.application import make_single_manager
-
-    llm = AsyncLLM(client=engine.wait_until_ready())
-    return make_single_manager(llm, options.served_model_name, options.api)
 
 
 def server_specs(specs: Sequence[ModelSpec], served_model_name: str | None, access: AccessOptions) -> list[ModelSpec]:
