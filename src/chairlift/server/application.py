@@ -11,7 +11,6 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.errors import ServerErrorMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
@@ -24,9 +23,8 @@ from chairlift.server.access.event_readers import EventReaders
 from chairlift.server.api import engine, health, models, requests
 from chairlift.server.api.routes import ENDPOINTS, EndpointCaller, make_router
 from chairlift.server.http.body_limits import BodyLimitMiddleware
-from chairlift.server.http.browser_access import ANY, EXPOSED_HEADERS
+from chairlift.server.http.browser_access import ANY, EXPOSED_HEADERS, allow_hosts
 from chairlift.server.http.error_responses import describe_error, error_response
-from chairlift.server.http.root_path import route_path
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import ModelObservers, ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
@@ -144,7 +142,7 @@ def _add_middlewares(app: FastAPI, options: ServeOptions) -> None:
             allow_headers=(ANY,),
             expose_headers=EXPOSED_HEADERS,
         )
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=options.hosts, www_redirect=False)
+    app.add_middleware(allow_hosts, hosts=options.hosts)
 
 
 def _add_routes(
@@ -176,5 +174,4 @@ async def _end_call(_request: Request, _error: Exception) -> Response:
 
 
 async def _respond_to_error(request: Request, error: Exception) -> Response:
-    path = route_path(request.scope)
-    return error_response(path, *describe_error(request, error, is_admin=is_admin_call(request)))
+    return error_response(request.scope, *describe_error(request, error, is_admin=is_admin_call(request)))

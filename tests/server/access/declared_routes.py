@@ -7,7 +7,19 @@ from typing import Any, Final
 
 from starlette.routing import BaseRoute, Mount, Route
 
-PUBLIC: Final = {"/health", "/ready", "/metrics", "/", "/chat", "/docs", "/openapi.json", "/docs/*", "/page/*"}
+PUBLIC: Final = {
+    "/health",
+    "/ping",
+    "/ready",
+    "/metrics",
+    "/version",
+    "/",
+    "/chat",
+    "/docs",
+    "/openapi.json",
+    "/docs/*",
+    "/page/*",
+}
 """No key: constant work, and nothing about requests."""
 
 READS: Final = {

@@ -73,6 +73,8 @@ def test_without_a_key_there_is_a_401_in_the_form_of_the_path(server: RunningSer
             assert answer.headers["www-authenticate"] == "Bearer"
     answer = httpx.post(f"{server.url}/v1/messages", json={})
     assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
+    answer = httpx.get(f"{server.url}/v1/models", headers={"anthropic-version": "2023-06-01"})
+    assert (answer.json()["type"], answer.json()["error"]["type"]) == ("error", "authentication_error")
     with pytest.raises(openai.AuthenticationError, match="not known to this server"):
         server.client("unknown").models.list()
 

@@ -81,6 +81,7 @@ def test_other_ids_are_found_in_log_and_path(
     answer = api_server.post(path, {**body, "request_id": chosen})
     assert answer.status_code == 200
     assert answer.json()["id"].endswith(chosen)
+    assert answer.headers["x-request-id"] == answer.headers["request-id"] == answer.json()["id"]
     found = httpx.get(f"{api_server.url}/v1/requests/{answer.json()['id']}", verify=NO_TLS)
     assert found.status_code == 200
     wait_for_line(api_server, answer.json()["id"])

@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 
+from chairlift.version import __version__
 from running_server import MODEL, RunningServer
 
 PARIS = "The capital of France is"
@@ -36,6 +37,7 @@ def test_completion_with_usage(server: RunningServer) -> None:
     answer = complete(server, max_tokens=8)
     assert answer.choices[0].text.startswith(" Paris")
     assert answer.choices[0].finish_reason == "length"
+    assert answer._request_id == answer.id
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (5, 8, 13)
 
@@ -302,6 +304,8 @@ def test_text_that_is_not_valid_unicode_is_a_400(server: RunningServer) -> None:
 
 def test_health(server: RunningServer) -> None:
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
+    assert [httpx.request(method, f"{server.url}/ping").status_code for method in ("GET", "POST")] == [200, 200]
+    assert httpx.get(f"{server.url}/version").json() == {"version": __version__}
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,14 @@ def test_another_name_is_rejected(server: RunningServer, host: str, path: str) -
     assert status_of(server, f"GET {path} HTTP/1.1", f"Host: {host}") == 400
 
 
+def test_the_error_names_the_host_and_the_option(server: RunningServer) -> None:
+    answer = httpx.get(f"{server.url}/v1/models", headers={"Host": "chat.example:8000"})
+    message = (
+        "the Host header must name an allowed host (start the server with --allowed-hosts), got 'chat.example:8000'"
+    )
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
+
+
 @pytest.mark.parametrize("line", ["GET /health HTTP/1.1", "GET /health HTTP/1.0"])
 def test_a_request_without_a_name_is_rejected(server: RunningServer, line: str) -> None:
     assert status_of(server, line) == 400

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chairlift.server.access.admission import CallSlot
@@ -16,7 +16,7 @@ from chairlift.server.http.error_responses import error_response
 from chairlift.server.http.root_path import route_path
 from chairlift.server.protocol.base import ErrorInfo
 
-PUBLIC_PATHS = frozenset({"/health", "/ready", "/metrics", "/", "/chat", "/docs", "/openapi.json"})
+PUBLIC_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/version", "/", "/chat", "/docs", "/openapi.json"})
 """Paths for probes and monitoring and the pages, which need no key. Their responses contain nothing about single
 requests; the scripts of the pages ask for a key."""
 
@@ -81,7 +81,7 @@ class KeyMiddleware:
             secret = _secret(Headers(scope=scope))
             key = self._find_key(secret, route_path(scope))
             if key is None:
-                await _rejection(secret, route_path(scope))(scope, receive, send)
+                await _rejection(scope, secret)(scope, receive, send)
                 return
             scope.setdefault("state", {})["call"] = Call(key)
         await self._app(scope, receive, send)
@@ -103,10 +103,10 @@ def _secret(headers: Headers) -> str | None:
     return None if header is None else header.encode("latin-1").decode("utf-8", "surrogateescape")
 
 
-def _rejection(secret: str | None, path: str) -> JSONResponse:
+def _rejection(scope: Scope, secret: str | None) -> Response:
     if secret is None:
         message = "this server requires an API key: send it as `Authorization: Bearer KEY`"
     else:
         message = "the API key is not known to this server: check it, or request one from the operator"
     info = ErrorInfo(message=message, type="invalid_request_error", code="invalid_api_key")
-    return error_response(path, 401, info, {"WWW-Authenticate": "Bearer"})
+    return error_response(scope, 401, info, {"WWW-Authenticate": "Bearer"})

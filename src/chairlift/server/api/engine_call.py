@@ -155,6 +155,7 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
         await self._start()
         self.record.ignored = ignored = self._ignored_fields(unfollowed)
         response = await self.respond()
+        response.headers.update({"x-request-id": self.id, "request-id": self.id})  # OpenAI's and Anthropic's clients
         if ignored:
             response.headers[IGNORED_HEADER] = ", ".join(ignored)
         return response

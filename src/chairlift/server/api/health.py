@@ -1,4 +1,4 @@
-"""GET /health: whether the server has to be replaced; GET /ready: whether it can answer requests."""
+"""GET /health, /ping: whether the server has to be replaced; GET /ready: whether it can answer; GET /version."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from chairlift.engine.process.client import EngineState, EngineStatus
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import is_admin_call
 from chairlift.server.models.model_manager import ModelManager
+from chairlift.version import __version__
 
 STALL_SECONDS: Final = 10.0
 """An engine with unfinished requests is not ready after this time without a step."""
@@ -75,6 +76,7 @@ def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
     """The routes that a load balancer or an orchestrator checks."""
     routes = APIRouter()
 
+    @routes.api_route("/ping", methods=["GET", "HEAD", "POST"], include_in_schema=False)
     @routes.head("/health", include_in_schema=False)
     @routes.get("/health", responses={503: {"model": Health}}, response_model_exclude_none=True)
     async def health(request: Request, response: Response) -> Health:
@@ -97,5 +99,10 @@ def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
         if not is_ready:
             response.status_code = 503
         return ReadyStatus(status="ready" if is_ready else "not ready", state=state, reason=reason)
+
+    @routes.get("/version")
+    async def get_version() -> dict[str, str]:
+        """Return the version of the server (vLLM)."""
+        return {"version": __version__}
 
     return routes

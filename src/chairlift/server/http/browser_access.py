@@ -13,14 +13,21 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from starlette.datastructures import Headers
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from chairlift.errors import ConfigError
 from chairlift.options import parse_names, split_names
+from chairlift.server.http.error_responses import error_response
+from chairlift.server.protocol.base import ErrorInfo
 
 ANY: Final = "*"
 LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]", "*.localhost")
 EXPOSED_HEADERS: Final = ("Retry-After", "x-should-retry")
 """Response headers that pages may read in addition to the standard ones. Clients use them to retry."""
 
+_ALLOWED: Final = "chairlift.allowed_host"
 _HOST: Final = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\*")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
 
@@ -71,3 +78,26 @@ def parse_origins(text: str | Sequence[str], name: str = "allowed_origins") -> t
                 'without a path or trailing slash, or "*" for every origin'
             )
     return origins
+
+
+def allow_hosts(app: ASGIApp, hosts: Sequence[str]) -> ASGIApp:
+    """The application for requests to these hosts. Others get the status 400, with a message that names the option."""
+
+    async def allow(scope: Scope, _receive: Receive, _send: Send) -> None:
+        scope[_ALLOWED] = True
+
+    async def discard(_message: Message) -> None:
+        pass
+
+    check = TrustedHostMiddleware(allow, hosts, www_redirect=False)
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        await check(scope, receive, discard)
+        if scope.pop(_ALLOWED, False):
+            await app(scope, receive, send)
+            return
+        text = "the Host header must name an allowed host (start the server with --allowed-hosts), got "
+        info = ErrorInfo(message=f"{text}{Headers(scope=scope).get('host', '')!r:.80}", type="invalid_request_error")
+        await error_response(scope, 400, info)(scope, receive, send)
+
+    return call

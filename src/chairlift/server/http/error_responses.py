@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
 from chairlift.errors import ChairliftError, DeadlineError, EngineDeadError, OverloadedError, RequestError
 from chairlift.server.http.root_path import route_path
@@ -31,9 +32,11 @@ def error_form(path: str) -> ErrorForm:
     return MessagesError if f"{path}/".startswith("/v1/messages/") else ErrorBody
 
 
-def error_response(path: str, status: int, info: ErrorInfo, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """The response of a path with an error."""
-    return JSONResponse(error_form(path).of(status, info).model_dump(), status_code=status, headers=headers)
+def error_response(scope: Scope, status: int, info: ErrorInfo, headers: Mapping[str, str] | None = None) -> Response:
+    """The response with an error. Clients of Anthropic, which send `anthropic-version`, get its form at every path."""
+    is_anthropic = any(name == b"anthropic-version" for name, _value in scope["headers"])
+    form = MessagesError if is_anthropic else error_form(route_path(scope))
+    return JSONResponse(form.of(status, info).model_dump(), status_code=status, headers=headers)
 
 
 def error_models(*statuses: int, path: str = "") -> dict[int | str, dict[str, Any]]:
