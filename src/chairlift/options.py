@@ -140,13 +140,10 @@ def foreign_advice(name: str, known: Iterable[str], own_names: Mapping[str, str]
     own = {each.lstrip("-").replace("-", "_") for each in known}
     for advice in filter(None, map(FOREIGN_OPTIONS.get, (name, words.removeprefix("no_")))):
         if own.issuperset(renamed.get(each, each) for each in _OPTION_NAME.findall(advice)):
-            break
-    else:
-        return None
-    if name == words:
-        return _OPTION_NAME.sub(lambda found: renamed.get(found[0], found[0]), advice)
-    dashes = "--" if name.startswith("-") else ""
-    return _OPTION_NAME.sub(lambda found: dashes + found[0].replace("_", "-"), advice)
+            if name == words:
+                return _OPTION_NAME.sub(lambda found: renamed.get(found[0], found[0]), advice)
+            return _OPTION_NAME.sub(lambda found: "--" * (name[0] == "-") + found[0].replace("_", "-"), advice)
+    return None
 
 
 def check_options(record: Any, declared_by: type[Any] | None = None) -> None:

@@ -34,6 +34,7 @@ def main() -> None:
     call = {"model": model, "max_tokens": 20, "messages": messages, "extra_body": {"temperature": 0}}
     message = anthropic.messages.create(**call)
     assert "Paris" in message.content[0].text
+    assert (chat._request_id, message._request_id) == (chat.id, message.id)
     with anthropic.messages.stream(**call) as events:
         assert "Paris" in "".join(events.text_stream)
     print("openai and anthropic: whole answers, streams, responses and structured output")

@@ -174,8 +174,9 @@ def _part(sequence: _Sequence, output: EngineCoreOutput) -> CompletionOutput:
         sequence.cumulative_logprob = before + sum(entry.token.logprob for entry in output.logprobs)
     text = _new_text(sequence, output)
     finish_reason = output.finish_reason
-    ends_by_choice = output.stop_token_id in sequence.group.params.stop_token_ids
-    stop_reason: int | str | None = output.stop_token_id if ends_by_choice else None
+    token_id = output.stop_token_id
+    is_listed = token_id is not None and token_id in sequence.group.params.stop_token_ids
+    stop_reason: int | str | None = token_id if is_listed else None
     if sequence.num_tokens >= sequence.group.params.min_tokens:
         text, stop_string = sequence.stop.add(text)
         if stop_string is not None:

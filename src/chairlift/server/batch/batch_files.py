@@ -132,10 +132,6 @@ def answer_line(
     return _encode(BatchRequestOutput(f"batch_req_{uuid.uuid4().hex}", custom_id, response, error)) + b"\n"
 
 
-def is_blank(line: bytes) -> bool:
-    return not line.strip()
-
-
 class BatchIndex:
     """The lines of a batch file, by number and by `custom_id`. The file stays open, because it is read twice.
 
@@ -189,7 +185,7 @@ class BatchIndex:
             if number > MAX_LINES:
                 raise ConfigError(f"{self.path} has more than {MAX_LINES:,} lines: split it into several batches")
             custom_id = read_custom_id(line)
-            self._states.append(DONE if is_blank(line) else WITHOUT_ID if custom_id is None else WITH_ID)
+            self._states.append(WITH_ID if custom_id is not None else WITHOUT_ID if line.strip() else DONE)
             if custom_id is not None and (earlier := self._numbers.setdefault(custom_id, number)) != number:
                 raise ConfigError(
                     f"{self.path}, line {number}: custom_id {custom_id!r:.80} is that of line {earlier}. Results are "
@@ -280,7 +276,7 @@ class BatchOutput:
                 line = start if start.endswith(b"\n") else start + file.readline()
                 if not line.endswith(b"\n"):
                     return end
-                if not is_blank(line):
+                if line.strip():
                     self._mark(index, line, number)
                     self.num_answered += 1
 

@@ -110,8 +110,7 @@ class LineProcessor:
             )
         if isinstance(request, BatchLineError):
             return AnsweredLine(answer_line(read_custom_id(line), error=request), None)
-        is_stream = _decoded(request.body, _RequestBody).stream is True
-        response = _rejected_stream() if is_stream else await self._call(request)
+        response = await self._call(request)
         fields = _decoded(response.content, _ResponseBody)
         body = BatchResponseData(response.status_code, fields.id, msgspec.Raw(_one_line(response.content)))
         usage = fields.usage or _Usage()
@@ -123,6 +122,9 @@ class LineProcessor:
         )
 
     async def _call(self, request: BatchRequestInput) -> httpx.Response:
+        if _decoded(request.body, _RequestBody).stream is True:
+            status, info = error_info(RequestError("stream must not be true in a batch: leave it out", "stream"))
+            return httpx.Response(status, json=ErrorBody(error=info).model_dump())
         response = await self._client.post(request.url, content=bytes(request.body), headers=JSON_HEADERS)
         if response.status_code == HTTPStatus.SERVICE_UNAVAILABLE:
             raise EngineDeadError(f"the engine died: {response.text[:500]}")
@@ -140,12 +142,6 @@ def client_of(app: ASGIApp) -> httpx.AsyncClient:
 
     transport = httpx.ASGITransport(logged)
     return httpx.AsyncClient(transport=transport, base_url="http://batch", timeout=None)
-
-
-def _rejected_stream() -> httpx.Response:
-    message = "stream must not be true in a batch: leave it out"
-    status, info = error_info(RequestError(message, "stream"))
-    return httpx.Response(status, json=ErrorBody(error=info).model_dump())
 
 
 def _decoded(body: bytes | msgspec.Raw, kind: type[Body]) -> Body:
