@@ -41,7 +41,9 @@ class Ingresses:
 
     def admits(self, index: int) -> bool:
         try:
-            self.all[index].admit(INFO, [[1, 2, 3]]).close()
+            with self.all[index].open_call(INFO) as permit:
+                permit.admit([[1, 2, 3]])
+            permit.close()
         except OverloadedError:
             return False
         return True
@@ -89,11 +91,11 @@ def test_a_restarted_aggregator_charges_no_key_again() -> None:
 
 def test_concurrent_calls_count_over_all_ingresses() -> None:
     ingresses = Ingresses(2, {"max_concurrent": 2})
-    permits = [ingresses.all[0].admit(INFO, [[1]]) for _ in range(2)]
+    permits = [ingresses.all[0].open_call(INFO) for _ in range(2)]
     assert ingresses.admits(1)
     ingresses.sync()
     with pytest.raises(OverloadedError, match="has 2 calls in progress, and its limit is max_concurrent=2"):
-        ingresses.all[1].admit(INFO, [[1]])
+        ingresses.all[1].open_call(INFO)
     for permit in permits:
         permit.close()
     ingresses.sync()
@@ -105,10 +107,10 @@ def test_use_of_other_ingresses_counts_towards_the_limit_and_not_as_own_use() ->
     ingresses.sync()
     ingresses.all[0].charge_remote_usage({("team", "requests"): 7.0, ("unknown", "tokens"): 1.0}, {"unknown": 1})
     with pytest.raises(OverloadedError, match="requests_per_minute=6"):
-        ingresses.all[0].reserve_slot(INFO)
+        ingresses.all[0].open_call(INFO)
     assert ingresses.all[0].take_usage() == {}
     ingresses.now = 20.0
-    ingresses.all[0].reserve_slot(INFO).close()
+    ingresses.all[0].open_call(INFO).close()
 
 
 def test_without_an_aggregator_the_limits_are_those_of_the_ingress(
@@ -119,7 +121,8 @@ def test_without_an_aggregator_the_limits_are_those_of_the_ingress(
     ingresses = Ingresses(1, {"max_concurrent": 2})
     admitted: list[bool] = []
     usages: list[Usage] = []
-    permit = ingresses.all[0].admit(INFO, [[1, 2, 3]])
+    permit = ingresses.all[0].open_call(INFO)
+    permit.admit([[1, 2, 3]])
 
     async def exchange(_sender_id: str, usage: Usage) -> Usage:
         usages.append(usage)

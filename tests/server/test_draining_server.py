@@ -139,12 +139,12 @@ class Drain:
 
 def test_a_server_stops_as_soon_as_its_calls_have_ended() -> None:
     drain = Drain()
-    slot = drain.admission.reserve_slot(ANONYMOUS)
+    permit = drain.admission.open_call(ANONYMOUS)
     assert not drain.stops_at(101.0)
     drain.signal()
     assert not drain.stops_at(159.0)
     assert drain.watchdog == [60.0 + STOP_SECONDS + WATCHDOG_SECONDS]
-    slot.close()
+    permit.close()
     assert drain.stops_at(159.5)
     assert not drain.engine.reasons
     assert drain.watchdog[1:] == [STOP_SECONDS + WATCHDOG_SECONDS]
@@ -152,7 +152,7 @@ def test_a_server_stops_as_soon_as_its_calls_have_ended() -> None:
 
 def test_a_server_stops_at_its_drain_timeout_at_the_latest() -> None:
     drain = Drain()
-    drain.admission.reserve_slot(ANONYMOUS)
+    drain.admission.open_call(ANONYMOUS)
     drain.signal()
     assert not drain.stops_at(159.9)
     assert drain.stops_at(160.0)
@@ -161,7 +161,7 @@ def test_a_server_stops_at_its_drain_timeout_at_the_latest() -> None:
 
 def test_a_second_signal_stops_the_server_at_once_and_a_third_one_delays_nothing() -> None:
     drain = Drain()
-    drain.admission.reserve_slot(ANONYMOUS)
+    drain.admission.open_call(ANONYMOUS)
     for _ in range(3):
         drain.signal()
     assert drain.watchdog[1:] == [FORCED_STOP_SECONDS + WATCHDOG_SECONDS]
@@ -173,7 +173,7 @@ def test_a_second_signal_stops_the_server_at_once_and_a_third_one_delays_nothing
 def test_a_drain_that_is_requested_again_delays_and_forces_nothing() -> None:
     """The cluster of a server can fail while a signal has stopped the server already."""
     drain = Drain()
-    drain.admission.reserve_slot(ANONYMOUS)
+    drain.admission.open_call(ANONYMOUS)
     drain.signal()
     drain.now = 130.0
     drain.server.drain()

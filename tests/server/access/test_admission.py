@@ -39,7 +39,9 @@ def output(num_tokens: int, finished: bool = False) -> RequestOutput:
 def admit(
     controller: AdmissionController, key: Key = ANONYMOUS, prompt_len: int = 10, **options: float | str
 ) -> Permit:
-    return controller.admit(key, [[0] * prompt_len], **options)  # type: ignore[arg-type]
+    with controller.open_call(key) as permit:
+        permit.admit([[0] * prompt_len], **options)  # type: ignore[arg-type]
+        return permit
 
 
 def test_the_queue_is_bounded_by_requests_and_by_tokens() -> None:
@@ -114,16 +116,16 @@ def test_a_call_without_the_engine_counts_as_a_request_and_uses_no_tokens() -> N
     permit = admit(controller, info("a"), prompt_len=60)
     permit.track_prompt(60).record_output(output(30))
     with pytest.raises(OverloadedError, match="max_concurrent"):
-        controller.reserve_slot(info("a"))
+        controller.open_call(info("a"))
     permit.close()
     with pytest.raises(OverloadedError, match="tokens_per_minute=60, with 0 left"):
         admit(controller, info("a"), prompt_len=1)
     for _ in range(2):
-        slot = controller.reserve_slot(info("a"))
+        permit = controller.open_call(info("a"))
         controller.count_request(info("a"))
-        slot.close()
+        permit.close()
     with pytest.raises(OverloadedError, match="requests_per_minute=3"):
-        controller.reserve_slot(info("a"))
+        controller.open_call(info("a"))
     with pytest.raises(OverloadedError, match="requests_per_minute=3"):
         controller.count_request(info("a"))
     clock.now += 31.0

@@ -29,15 +29,15 @@ def test_added_removed_and_changed_keys(tmp_path: Path, caplog: pytest.LogCaptur
     reloader = KeyReloader(keys, path, load)
     found = keys.find(alice)
     assert found is not None
-    slot = admission.reserve_slot(found)
+    permit = admission.open_call(found)
     with pytest.raises(OverloadedError, match="max_concurrent=1"):
-        admission.reserve_slot(found)
+        admission.open_call(found)
 
     changed = key_record(alice, name="alice", max_concurrent=2, requests_per_minute=1)
     write(path, changed, key_record(bob, name="bob"))
     asyncio.run(reloader.check())
     assert keys.find(bob) is not None
-    admission.reserve_slot(found).close()
+    admission.open_call(found).close()
     admission.count_request(found)
     write(path, changed, key_record(bob, name="robert"))
     asyncio.run(reloader.check())
@@ -55,4 +55,4 @@ def test_added_removed_and_changed_keys(tmp_path: Path, caplog: pytest.LogCaptur
         asyncio.run(reloader.check())
     assert "weights of API keys take effect after a restart" in caplog.text
     assert keys.find(alice) is None
-    slot.close()
+    permit.close()

@@ -20,9 +20,9 @@ from chairlift import AsyncLLM
 from chairlift.errors import ConfigError, OverloadedError
 from chairlift.lab.bench.policy_comparison import simulate_policy
 from chairlift.sampling_params import SamplingParams
-from chairlift.server.access.admission import AdmissionController, CallSlot, Permit
+from chairlift.server.access.admission import Permit
 from chairlift.server.access.event_readers import MAX_READERS
-from chairlift.server.access.keys import ANONYMOUS, Key, KeyRing, key_record, parse_key
+from chairlift.server.access.keys import KeyRing, key_record, parse_key
 from chairlift.server.http.root_path import parse_root_path
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.burst import start_burst
@@ -359,7 +359,7 @@ def test_a_simulation_needs_the_cost_of_steps(tiny_model_dir: Callable[..., Path
 
 def test_the_prompts_of_a_burst_are_drawn_after_its_admission(monkeypatch: pytest.MonkeyPatch) -> None:
     class Full:
-        def admit(self, _key: Key, prompts: list[range], slot: object) -> Permit:
+        def admit(self, prompts: list[range]) -> None:
             assert len(prompts) == 32
             raise OverloadedError("the queue is full", 1.0, "queue_full")
 
@@ -367,4 +367,4 @@ def test_the_prompts_of_a_burst_are_drawn_after_its_admission(monkeypatch: pytes
     llm = cast(AsyncLLM, SimpleNamespace(engine=SimpleNamespace(facts=facts)))
     monkeypatch.setattr("chairlift.server.web.burst._make_prompts", lambda *_: pytest.fail("prompts were drawn"))
     with pytest.raises(OverloadedError):
-        asyncio.run(start_burst(llm, cast(AdmissionController, Full()), BurstBody(), ANONYMOUS, cast(CallSlot, None)))
+        asyncio.run(start_burst(llm, cast(Permit, Full()), BurstBody()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from chairlift.counts import counted
@@ -81,42 +81,18 @@ class AdmissionController:
         self.keys = keys or KeyRing()
         self._meters: dict[str, KeyMeter] = {}
 
-    def admit(
-        self,
-        key: Key,
-        prompts: Sequence[Sequence[int]],
-        *,
-        timeout: float | None = None,
-        cache_salt: str | None = None,
-        slot: CallSlot | None = None,
-    ) -> Permit:
-        """Admit a call. The caller must close the returned permit.
-
-        Args:
-            prompts: the token ids of each prompt.
-            timeout: seconds from now to the deadline of the call.
-            cache_salt: the salt of the request body. The salt of the permit also separates keys.
-            slot: the slot that the call held during its preparation. The permit replaces it. A call with a slot is
-                admitted even if the server has begun to drain.
+    def open_call(self, key: Key) -> Permit:
+        """Count a call whose body has arrived and is not parsed yet. The caller must close the permit.
 
         Raises:
-            OverloadedError: the queue is full, a limit of the key has been reached, or the server drains.
-            RequestError: the call exceeds a limit even when the server is idle.
+            OverloadedError: the server drains, or a limit of the key rejects any call now.
         """
-        num_tokens = sum(map(len, prompts))
-        if slot is None:
-            self._check_draining()
-        else:
-            slot.close()
-        self._check_queue(len(prompts), num_tokens)
-        meter = self._meter(key)
+        if self.is_draining:
+            message = "the server is shutting down: send the request to another server, or again later"
+            raise OverloadedError(message, max(1.0, self.limits.drain_timeout), "shutting_down")
+        meter = self.meter(key)
         meter.check_call()
-        meter.check("tokens", num_tokens)
-        meter.record("requests", 1.0)
-        meter.record("tokens", num_tokens)
-        deadline = None if timeout is None else self.clock() + timeout
-        slot = CallSlot(self, meter)
-        return Permit(key.tenant, self._salt(key, cache_salt), deadline, slot, self.keys.current(key.tenant).slo)
+        return Permit(self, key, meter)
 
     def check_token_rate(self, key: Key) -> None:
         """Reject a call before its prompts are tokenized if its key has no tokens left.
@@ -124,18 +100,7 @@ class AdmissionController:
         Raises:
             OverloadedError: the key has used its tokens per minute.
         """
-        self._meter(key).check("tokens", 0.0)
-
-    def reserve_slot(self, key: Key) -> CallSlot:
-        """Count a call whose body has arrived and is not parsed yet. The caller must close the slot.
-
-        Raises:
-            OverloadedError: the server drains, or a limit of the key rejects any call now.
-        """
-        self._check_draining()
-        meter = self._meter(key)
-        meter.check_call()
-        return CallSlot(self, meter)
+        self.meter(key).check("tokens", 0.0)
 
     def take_usage(self) -> dict[tuple[str, str], float]:
         """Return what tenants have used of this server since the last call, by tenant and unit."""
@@ -158,7 +123,7 @@ class AdmissionController:
         """
         for tenant in {*num_concurrent, *(tenant for tenant, _ in amounts)}:
             if (key := self.keys.by_tenant.get(tenant)) is not None:
-                self._meter(key)
+                self.meter(key)
         for tenant, meter in self._meters.items():
             meter.num_remote_concurrent = num_concurrent.get(tenant, 0)
         for (tenant, unit), amount in amounts.items():
@@ -171,16 +136,11 @@ class AdmissionController:
         Raises:
             OverloadedError: the key has used its requests per minute.
         """
-        meter = self._meter(key)
+        meter = self.meter(key)
         meter.check("requests", 1.0)
         meter.record("requests", 1.0)
 
-    def _check_draining(self) -> None:
-        if self.is_draining:
-            message = "the server is shutting down: send the request to another server, or again later"
-            raise OverloadedError(message, max(1.0, self.limits.drain_timeout), "shutting_down")
-
-    def _meter(self, key: Key) -> KeyMeter:
+    def meter(self, key: Key) -> KeyMeter:
         """The meter of a tenant with the limits that its key has now. Limits that were read again begin with this call;
         what earlier calls still generate is charged to the limits that they began with."""
         current = self.keys.current(key.tenant)
@@ -189,12 +149,8 @@ class AdmissionController:
         meter.set_limits(current)
         return meter
 
-    def _salt(self, key: Key, cache_salt: str | None) -> str | None:
-        """The salt of a tenant and a request. It begins with a length, so that different pairs have different salts."""
-        tenant = "" if self.limits.share_prefix_cache else key.tenant
-        return None if not tenant and cache_salt is None else f"{len(tenant)}:{tenant}:{cache_salt or ''}"
-
-    def _check_queue(self, num_requests: int, num_tokens: int) -> None:
+    def check_queue(self, num_requests: int, num_tokens: int) -> None:
+        """Check that the queue has room for prompts; raises as `Permit.admit`."""
         bounds = (
             ("requests", self.num_queued_requests, num_requests, self.limits.max_queued_requests),
             ("tokens", self.num_queued_tokens, num_tokens, self.limits.max_queued_tokens),
@@ -210,46 +166,71 @@ class AdmissionController:
                 raise OverloadedError(message, QUEUE_RETRY_SECONDS, "queue_full")
 
 
-class CallSlot:
-    """A call in progress, which counts for its key and for the server until it is closed."""
-
-    def __init__(self, admission: AdmissionController, meter: KeyMeter) -> None:
-        self.admission = admission
-        self.meter = meter
-        self._is_held = True
-        admission.num_calls += 1
-        meter.num_concurrent += 1
-
-    def close(self) -> None:
-        """Stop counting the call. Further calls have no effect."""
-        if self._is_held:
-            self._is_held = False
-            self.admission.num_calls -= 1
-            self.meter.num_concurrent -= 1
-
-
-@dataclass(slots=True, eq=False)
 class Permit:
-    """An admitted call, with the arguments for its generations and the accounting of its prompts.
+    """A call in progress, which counts for its key and for the server until it is closed.
+
+    As a context manager it is closed at the end of the block, unless the block has admitted the call.
 
     Attributes:
         tenant: the tenant of its key.
+        is_admitted: whether its prompts may be sent to the engine. Then the following are known.
         cache_salt: the salt of its prefixes in the prefix cache; None if they are shared.
         deadline: the time by which it must end, in seconds of the clock of `AdmissionController`; None without one.
         slo: the SLO of its key, for a call without one.
     """
 
-    tenant: str
-    cache_salt: str | None
-    deadline: float | None
-    _slot: CallSlot
-    slo: SLO | None
-    _entries: list[QueuedPrompt] = field(default_factory=list)
-    _timer: asyncio.TimerHandle | None = None
+    def __init__(self, admission: AdmissionController, key: Key, meter: KeyMeter) -> None:
+        self.tenant = key.tenant
+        self.is_admitted = False
+        self.cache_salt: str | None = None
+        self.deadline: float | None = None
+        self.slo: SLO | None = None
+        self._admission, self._key, self._meter = admission, key, meter
+        self._entries: list[QueuedPrompt] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_open = True
+        admission.num_calls += 1
+        meter.num_concurrent += 1
+
+    def __enter__(self) -> Permit:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if not self.is_admitted:
+            self.close()
+
+    def admit(
+        self, prompts: Sequence[Sequence[int]], *, timeout: float | None = None, cache_salt: str | None = None
+    ) -> None:
+        """Admit the call to the queue, also if the server has begun to drain.
+
+        Args:
+            prompts: the token ids of each prompt.
+            timeout: seconds from now to the deadline of the call.
+            cache_salt: the salt of the request body. The salt of the permit also separates keys: it begins with a
+                length, so that different pairs have different salts.
+
+        Raises:
+            OverloadedError: the queue is full, or a limit of the key has been reached.
+            RequestError: the call exceeds a limit even when the server is idle.
+        """
+        admission, num_tokens = self._admission, sum(map(len, prompts))
+        admission.check_queue(len(prompts), num_tokens)
+        meter = admission.meter(self._key)
+        meter.check("requests", 1.0)
+        meter.check("tokens", num_tokens)
+        meter.record("requests", 1.0)
+        meter.record("tokens", num_tokens)
+        self.is_admitted = True
+        tenant = "" if admission.limits.share_prefix_cache else self.tenant
+        if tenant or cache_salt is not None:
+            self.cache_salt = f"{len(tenant)}:{tenant}:{cache_salt or ''}"
+        self.deadline = None if timeout is None else admission.clock() + timeout
+        self.slo = admission.keys.current(self.tenant).slo
 
     def track_prompt(self, num_prompt_tokens: int) -> QueuedPrompt:
         """Count a prompt that is sent to the engine. The caller must pass its outputs to the returned object."""
-        entry = QueuedPrompt(self._slot, num_prompt_tokens)
+        entry = QueuedPrompt(self._admission, self._meter, num_prompt_tokens)
         self._entries.append(entry)
         return entry
 
@@ -259,14 +240,17 @@ class Permit:
         The engine aborts requests at their deadline. This covers an engine that hangs or restarts.
         """
         if self.deadline is not None:
-            seconds = self.deadline - self._slot.admission.clock() + DEADLINE_GRACE_SECONDS
+            seconds = self.deadline - self._admission.clock() + DEADLINE_GRACE_SECONDS
             self._timer = asyncio.get_running_loop().call_later(seconds, end)
 
     def close(self) -> None:
         """Stop counting the call. Further calls have no effect."""
         if self._timer is not None:
             self._timer.cancel()
-        self._slot.close()
+        if self._is_open:
+            self._is_open = False
+            self._admission.num_calls -= 1
+            self._meter.num_concurrent -= 1
         for entry in self._entries:
             entry.leave_queue()
 
@@ -274,8 +258,8 @@ class Permit:
 class QueuedPrompt:
     """A prompt that counts as waiting until its first token, and whose output tokens are counted."""
 
-    def __init__(self, slot: CallSlot, num_prompt_tokens: int) -> None:
-        self._admission, self._meter = slot.admission, slot.meter
+    def __init__(self, admission: AdmissionController, meter: KeyMeter, num_prompt_tokens: int) -> None:
+        self._admission, self._meter = admission, meter
         self._num_prompt_tokens = num_prompt_tokens
         self._is_waiting = True
         self._admission.num_queued_requests += 1

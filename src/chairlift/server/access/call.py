@@ -10,7 +10,6 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from chairlift.server.access.admission import CallSlot
 from chairlift.server.access.keys import ANONYMOUS, Key, KeyRing
 from chairlift.server.http.error_responses import error_response
 from chairlift.server.http.root_path import route_path
@@ -34,7 +33,6 @@ class Call:
     """One call of the API, from the check of its key to the end of its response. It is `request.state.call`.
 
     Attributes:
-        slot: counts the call while its body is parsed and planned.
         request_id: the id that the server chose for it when it waited for its model.
         model_seconds: the time for which it waited for its model.
         id: the id of its response, once its requests are sent to the engine.
@@ -43,7 +41,6 @@ class Call:
     """
 
     key: Key
-    slot: CallSlot | None = None
     request_id: str | None = None
     model_seconds: float = 0.0
     id: str | None = None

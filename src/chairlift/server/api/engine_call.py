@@ -18,7 +18,7 @@ from chairlift.engine.input_processor import RequestLimits
 from chairlift.errors import ChairliftError, DeadlineError, RequestError
 from chairlift.outputs import RequestOutput, RequestTimes
 from chairlift.sampling_params import SamplingParams
-from chairlift.server.access.admission import AdmissionController, Permit
+from chairlift.server.access.admission import Permit
 from chairlift.server.access.call import Call
 from chairlift.server.http.error_responses import error_info
 from chairlift.server.http.streaming import COMMENT, EventStream
@@ -120,6 +120,7 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
 
     Args:
         record: what all layers of the server know of the call.
+        permit: counts the call until it is closed.
         lease: the lease of its model, which the call renews, because a stream continues after it.
 
     Attributes:
@@ -127,13 +128,10 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
     """
 
     id_prefix: ClassVar[str]
-    permit: Permit
 
-    def __init__(
-        self, record: Call, lease: ModelLease, admission: AdmissionController, body: CallBody, plan: Plans
-    ) -> None:
-        self.record, self.body, self.plan = record, body, plan
-        self._admission, self._lease, self._service = admission, lease, lease.service
+    def __init__(self, record: Call, permit: Permit, lease: ModelLease, body: CallBody, plan: Plans) -> None:
+        self.record, self.permit, self.body, self.plan = record, permit, body, plan
+        self._lease, self._service = lease, lease.service
         self.llm = lease.service.llm
         self.lora_name = lease.model.adapter_of(body.model)
         self.model = self.lora_name or lease.model.name
@@ -173,13 +171,8 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
     async def _start(self) -> None:
         """Admit the call, and send its requests to the engine. Its timeout includes the wait for its model."""
         prompts, record, timeout = self.plan.prompts, self.record, self.body.timeout
-        self.permit = self._admission.admit(
-            record.key,
-            [token_ids for _, token_ids in prompts],
-            timeout=None if timeout is None else max(1e-3, timeout - record.model_seconds),
-            cache_salt=self.body.cache_salt,
-            slot=record.slot,
-        )
+        left = None if timeout is None else max(1e-3, timeout - record.model_seconds)
+        self.permit.admit([token_ids for _, token_ids in prompts], timeout=left, cache_salt=self.body.cache_salt)
         record.id, self._lease = self.id, self._lease.renew()
         try:
             for index, prompt in enumerate(prompts):

@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from chairlift.engine.memory_trimming import MMAP_BYTES, release_free_heaps
 from chairlift.errors import RequestError
-from chairlift.server.access.admission import AdmissionController
+from chairlift.server.access.admission import AdmissionController, Permit
 from chairlift.server.access.call import Call, call_of
 from chairlift.server.api import chat, completions, messages, pooling, responses, tokenization
 from chairlift.server.api.endpoint import Endpoint
@@ -67,18 +67,15 @@ class EndpointCaller:
         """Answer a call. If its client disconnects, the work for it ends."""
         await request.body()
         call = call_of(request)
-        call.slot = self._admission.reserve_slot(call.key)
-        try:
+        with self._admission.open_call(call.key) as permit:
             if endpoint.id_prefix:
                 self._admission.check_token_rate(call.key)
             else:
                 self._admission.count_request(call.key)
             check_media_type(request)
-            return await cancel_on_disconnect(request.receive, self._respond(endpoint, request, call))
-        finally:
-            call.slot.close()
+            return await cancel_on_disconnect(request.receive, self._respond(endpoint, request, call, permit))
 
-    async def _respond(self, endpoint: Endpoint[Any], request: Request, call: Call) -> Response:
+    async def _respond(self, endpoint: Endpoint[Any], request: Request, call: Call, permit: Permit) -> Response:
         is_large = len(await request.body()) >= LARGE_BODY
         body = await self._parse(endpoint.body, request, call)
         async with self._manager.lease(endpoint.id_prefix, body, call) as lease:
@@ -88,7 +85,7 @@ class EndpointCaller:
                 body.drop_content()
                 if endpoint.call is None:
                     return Response(plan, media_type="application/json")
-                return await endpoint.call(call, lease, self._admission, body, plan).serve()
+                return await endpoint.call(call, permit, lease, body, plan).serve()
 
     async def _parse(self, body_type: type[Body], request: Request, call: Call) -> Body:
         """Parse the body of a call. One large body is parsed or planned at a time, on a thread, for which one body of

@@ -12,8 +12,7 @@ from typing import Final
 from chairlift.engine.async_llm import AsyncLLM, Generation
 from chairlift.errors import ChairliftError, RequestError
 from chairlift.sampling_params import SamplingParams
-from chairlift.server.access.admission import AdmissionController, CallSlot, Permit
-from chairlift.server.access.keys import Key
+from chairlift.server.access.admission import Permit
 from chairlift.server.http.streaming import EventStream
 from chairlift.server.web.page_bodies import BurstBody, BurstRequest, BurstView
 
@@ -21,11 +20,8 @@ PING: Final = b"\n"
 """White space after the JSON of the response, which every parser ignores."""
 
 
-async def start_burst(
-    llm: AsyncLLM, admission: AdmissionController, body: BurstBody, key: Key, slot: CallSlot
-) -> EventStream:
-    """Send the requests of a burst to the engine. They count as one call of the key, which held `slot`, and as its
-    tokens.
+async def start_burst(llm: AsyncLLM, permit: Permit, body: BurstBody) -> EventStream:
+    """Send the requests of a burst to the engine. They count as one call of the key, and as its tokens.
 
     Returns:
         A response whose first line is a BurstView, and which ends when all requests have ended. Their outputs are
@@ -33,7 +29,7 @@ async def start_burst(
 
     Raises:
         RequestError: the longest request does not fit in `max_model_len`, or a limit of the queue is exceeded.
-        OverloadedError: as `AdmissionController.admit`.
+        OverloadedError: as `Permit.admit`.
     """
     facts = llm.engine.facts
     longest, limit = body.max_prompt_tokens + body.max_output_tokens, facts.scheduler_config.max_model_len
@@ -44,8 +40,7 @@ async def start_burst(
             "max_prompt_tokens",
         )
     lengths = _draw_lengths(body)
-    prompt_lengths = [range(length) for length, _ in lengths]
-    permit = admission.admit(key, prompt_lengths, slot=slot)
+    permit.admit([range(length) for length, _ in lengths])
     burst_id = f"burst-{uuid.uuid4().hex[:12]}"
     requests: list[BurstRequest] = []
     generations: list[Generation] = []

@@ -162,13 +162,13 @@ class PageData:
     async def send_burst(self, request: Request, model: str | None = None) -> Response:
         """Send a burst of synthetic requests; see `start_burst`."""
         self._require_control()
-        key, manager, admission = call_of(request).key, self.manager, self.admission
+        key, manager = call_of(request).key, self.manager
 
         async def start() -> Response:
             with closing(await manager.acquire(manager.find(model, key))) as lease:
-                return await start_burst(lease.service.llm, admission, body, key, slot)
+                return await start_burst(lease.service.llm, permit, body)
 
-        with closing(admission.reserve_slot(key)) as slot:
+        with self.admission.open_call(key) as permit:
             body = await read_body(request, BurstBody)
             return await cancel_on_disconnect(request.receive, start())
 
