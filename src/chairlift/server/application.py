@@ -26,7 +26,7 @@ from chairlift.server.http.body_limits import BodyLimitMiddleware
 from chairlift.server.http.browser_access import ANY, EXPOSED_HEADERS, allow_hosts
 from chairlift.server.http.error_responses import describe_error, error_response
 from chairlift.server.models.model_manager import ModelManager
-from chairlift.server.models.served_model import ModelObservers, ModelService, ServedModel
+from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.serve_options import ServeOptions
 from chairlift.server.telemetry.call_log import CallLogMiddleware
@@ -92,7 +92,6 @@ def create_models_app(
         `app.state.paths` lists the paths of the endpoints.
     """
     admission = AdmissionController(options.limits, options.access.keys)
-    observers = ModelObservers(manager.models)
     listeners = options.observability.listeners()
     reloader = options.access.key_reloader
 
@@ -115,11 +114,11 @@ def create_models_app(
     app.state.models = manager
     _add_middlewares(app, options)
     if listeners:
-        app.add_middleware(CallLogMiddleware, observer=observers, listeners=listeners)
+        app.add_middleware(CallLogMiddleware, observer=manager.observers, listeners=listeners)
     for kind in (ChairliftError, HTTPException):
         app.add_exception_handler(kind, _respond_to_error)
     app.add_exception_handler(ClientDisconnect, _end_call)
-    _add_routes(app, manager, admission, observers, options)
+    _add_routes(app, manager, admission, options)
     return app
 
 
@@ -145,19 +144,13 @@ def _add_middlewares(app: FastAPI, options: ServeOptions) -> None:
     app.add_middleware(allow_hosts, hosts=options.hosts)
 
 
-def _add_routes(
-    app: FastAPI,
-    manager: ModelManager,
-    admission: AdmissionController,
-    observers: ModelObservers,
-    options: ServeOptions,
-) -> None:
+def _add_routes(app: FastAPI, manager: ModelManager, admission: AdmissionController, options: ServeOptions) -> None:
     readers = EventReaders(options.access.keys)
     page = PageData(manager, admission, readers, options.has_page_control, options.simulate_policy)
     tagged = {
         "Generation and embeddings": [make_router(ENDPOINTS, EndpointCaller(manager, admission))],
         "Models": [models.router(manager)],
-        "Engine and requests": [engine.router(manager, readers), requests.router(observers, manager, admission)],
+        "Engine and requests": [engine.router(manager, readers), requests.router(manager, admission)],
         "Health": [health.router(manager, admission)],
         "Pages": [file_router(), page.router()],
     }

@@ -115,7 +115,7 @@ def router(manager: ModelManager) -> APIRouter:
         """Return the special tokens and the chat template of a model (vLLM), which lm-eval reads."""
 
         async def read() -> dict[str, str | None]:
-            async with manager.lease("", CallFields.model_validate({"model": model}), call_of(request)) as lease:
+            with await manager.lease("", CallFields.model_validate({"model": model}), call_of(request)) as lease:
                 return lease.service.planner.tokenizer_info()
 
         await request.body()

@@ -103,9 +103,9 @@ class ExplanationView(BaseModel):
     model_wait: ModelWaitView | None = None
 
 
-def router(observers: ModelObservers, manager: ModelManager, admission: AdmissionController) -> APIRouter:
+def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
     """Create the endpoints below /v1/requests. A key can read the requests of its tenant; an admin key can read all."""
-    routes = APIRouter()
+    routes, observers = APIRouter(), manager.observers
 
     @routes.get("/v1/requests")
     async def list_requests(request: Request) -> RequestList:

@@ -78,7 +78,7 @@ class EndpointCaller:
     async def _respond(self, endpoint: Endpoint[Any], request: Request, call: Call, permit: Permit) -> Response:
         is_large = len(await request.body()) >= LARGE_BODY
         body = await self._parse(endpoint.body, request, call)
-        async with self._manager.lease(endpoint.id_prefix, body, call) as lease:
+        with await self._manager.lease(endpoint.id_prefix, body, call) as lease:
             run = self._run_large if is_large else lease.service.run
             with body.errors_with_own_names():
                 plan = await run(endpoint.plan, lease.service.planner, body)

@@ -18,7 +18,7 @@ import logging
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
@@ -39,7 +39,7 @@ from chairlift.errors import (
 from chairlift.server.access.call import Call
 from chairlift.server.access.keys import Key
 from chairlift.server.models.engine_loader import EngineLoader
-from chairlift.server.models.served_model import ModelLease, ServedModel
+from chairlift.server.models.served_model import ModelLease, ModelObservers, ServedModel
 from chairlift.worker.memory import format_memory
 
 logger = logging.getLogger("chairlift")
@@ -113,12 +113,16 @@ class ModelManager:
         models: the models; calls without a model use the first one.
         loader: starts engines; None if all models are loaded already.
         budget: maximum memory of all engine processes in bytes; None is no limit.
+
+    Attributes:
+        observers: finds the requests of all models.
     """
 
     def __init__(
         self, models: Sequence[ServedModel], loader: EngineLoader | None = None, budget: int | None = None
     ) -> None:
         self.models = list(models)
+        self.observers = ModelObservers(self.models)
         self.budget = budget
         self._by_name = {name: model for model in models for name in (model.name, *model.aliases)}
         self._loader = loader
@@ -179,11 +183,8 @@ class ModelManager:
             raise RequestError(
                 f"lora_name={name!r:.100} is the name of a model or of its adapter: use another name", "lora_name"
             )
-        lease = await self.acquire(model)
-        try:
+        with await self.acquire(model) as lease:
             await lease.service.llm.load_lora_adapter(name, path)
-        finally:
-            lease.close()
         return model
 
     async def unload_adapter(self, name: str, key: Key) -> None:
@@ -208,9 +209,8 @@ class ModelManager:
         """The wait of a call; None if it did not wait for a model, or too long ago."""
         return self._waits.get(call_id)
 
-    @contextlib.asynccontextmanager
-    async def lease(self, id_prefix: str, body: object, call: Call) -> AsyncIterator[ModelLease]:
-        """Use the model that a body selects, after it has been loaded.
+    async def lease(self, id_prefix: str, body: object, call: Call) -> ModelLease:
+        """Wait until the model that a body selects is loaded, and use it. The caller must close the lease.
 
         Args:
             id_prefix: the beginning of the id of the call, if it waits.
@@ -221,11 +221,7 @@ class ModelManager:
             DeadlineError: the timeout of the call has passed before the model was loaded.
         """
         model = self.find(getattr(body, "model", None), call.key)
-        lease = self.try_acquire(model) or await self._wait_for_model(model, id_prefix, body, call)
-        try:
-            yield lease
-        finally:
-            lease.close()
+        return self.try_acquire(model) or await self._wait_for_model(model, id_prefix, body, call)
 
     async def _wait_for_model(self, model: ServedModel, id_prefix: str, body: object, call: Call) -> ModelLease:
         request_id = getattr(body, "request_id", None) or uuid.uuid4().hex

@@ -243,6 +243,12 @@ class ModelLease:
         assert self.model.service is not None, "a model with a lease is loaded"
         return self.model.service
 
+    def __enter__(self) -> ModelLease:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
     def renew(self) -> ModelLease:
         """Another lease of the same model, for a response that continues after this lease is closed."""
         return ModelLease(self.model, self._changed)

@@ -23,7 +23,7 @@ from chairlift.server.protocol.base import (
     omitted_if_null,
 )
 from chairlift.server.protocol.compatibility_fields import CacheControl, ChatCompatibilityFields
-from chairlift.server.protocol.sampling import SamplingFields, StructuredOutputsField
+from chairlift.server.protocol.sampling import SamplingFields
 from chairlift.server.protocol.tools import FunctionTool, ToolCall, ToolCallParam, ToolChoice
 from chairlift.server.protocol.turns import merge_leading_system
 from chairlift.server.protocol.validation_errors import describe_validation_errors
@@ -193,14 +193,12 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
 
     @classmethod
     def from_fields(
-        cls,
-        fields: dict[str, Any],
-        structured_outputs: StructuredOutputsField | None = None,
-        optional_variables: dict[str, Any] | None = None,
+        cls, fields: dict[str, Any], optional_variables: dict[str, Any] | None = None
     ) -> ChatCompletionRequest:
         """The request with these fields, converted from another API; raises RequestError if they are invalid.
 
         Args:
+            fields: their `structured_outputs` are valid already.
             optional_variables: variables of the chat template that are set if it reads them.
         """
         try:
@@ -208,7 +206,7 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
         except ValidationError as error:
             message, field = describe_validation_errors(cls, error.errors(), fields)
             raise RequestError(f"converted to a chat: {message}", field) from None
-        chat.structured_outputs = structured_outputs
+        chat.structured_outputs = fields.get("structured_outputs")
         chat._optional_variables = optional_variables or {}
         chat._is_converted = True
         return chat

@@ -191,10 +191,10 @@ class ConversationFields(RequestBody):
             error = RequestError(message, error.param, error.code)
         return super().own_error(error)
 
-    @property
-    def optional_variables(self) -> dict[str, Any]:
-        """The variables of the chat template that `thinking` sets, if the template reads them."""
-        return {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
+    def to_chat(self) -> ChatCompletionRequest:
+        """The corresponding chat request; raises RequestError."""
+        variables = {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
+        return ChatCompletionRequest.from_fields(self.chat_fields(), variables)
 
     def chat_fields(self) -> dict[str, Any]:
         """The corresponding fields of a chat request; raises RequestError."""
@@ -249,10 +249,6 @@ class ConversationFields(RequestBody):
 class CountTokensRequest(ConversationFields, MessagesCompatibilityFields):
     """The body of POST /v1/messages/count_tokens."""
 
-    def to_chat(self) -> ChatCompletionRequest:
-        """The corresponding chat request; raises RequestError."""
-        return ChatCompletionRequest.from_fields(self.chat_fields(), None, self.optional_variables)
-
 
 class MessagesRequest(ConversationFields, EngineFields, MessagesCompatibilityFields):
     """The body of POST /v1/messages. `max_tokens` is an upper limit, because agents always send that of their model."""
@@ -261,15 +257,9 @@ class MessagesRequest(ConversationFields, EngineFields, MessagesCompatibilityFie
     max_tokens: Annotated[int, Field(ge=1)]
     stop_sequences: StopStrings | None = None
 
-    def to_chat(self) -> ChatCompletionRequest:
-        """The corresponding chat request; raises RequestError."""
-        fields = {
-            **self.engine_fields(),
-            **self.chat_fields(),
-            "max_tokens": self.max_tokens,
-            "stop": self.stop_sequences,
-        }
-        return ChatCompletionRequest.from_fields(fields, self.structured_outputs, self.optional_variables)
+    def chat_fields(self) -> dict[str, Any]:
+        own = {"max_tokens": self.max_tokens, "stop": self.stop_sequences}
+        return {**self.engine_fields(), **super().chat_fields(), **own}
 
 
 def _text(content: str | Sequence[TextBlock | Hosted] | None) -> str:

@@ -116,7 +116,7 @@ class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
             "stop": self.stop,
             "chat_template_kwargs": self.chat_template_kwargs,
         }
-        return ChatCompletionRequest.from_fields(fields, self.structured_outputs)
+        return ChatCompletionRequest.from_fields(fields)
 
     def _response_format(self) -> Any:
         form = None if self.text is None else self.text.format

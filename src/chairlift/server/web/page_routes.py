@@ -9,7 +9,6 @@ import json
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -165,7 +164,7 @@ class PageData:
         key, manager = call_of(request).key, self.manager
 
         async def start() -> Response:
-            with closing(await manager.acquire(manager.find(model, key))) as lease:
+            with await manager.acquire(manager.find(model, key)) as lease:
                 return await start_burst(lease.service.llm, permit, body)
 
         with self.admission.open_call(key) as permit:
