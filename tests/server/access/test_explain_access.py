@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,15 +112,17 @@ def test_engine_and_events_need_an_admin_key(shared: RunningServer) -> None:
         assert "needs an admin key" in answer.json()["error"]["message"]
 
 
-def test_a_slow_event_reader_receives_the_number_of_lost_events() -> None:
+def test_a_slow_event_reader_receives_the_number_of_lost_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chairlift.server.api.engine.MAX_BUFFERED_EVENTS", 2)
+
     async def read() -> list[str]:
         hub, tracker = EventHub(), RequestTracker()
-        subscription = hub.subscribe(2)
+        model = SimpleNamespace(observer=SimpleNamespace(tracker=tracker), events=hub)
+        stream = event_stream(model)  # type: ignore[arg-type]
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
         hub.publish(RequestRejected(float(i), f"r{i}", "") for i in range(5))
-        subscription.close()
-        observer = SimpleNamespace(observer=SimpleNamespace(tracker=tracker))
-        stream: AsyncIterator[bytes] = event_stream(observer, subscription)  # type: ignore[arg-type]
-        return [part.decode() async for part in stream]
+        return [part.decode() for part in (await first, await anext(stream), await anext(stream))]
 
     dropped, *events = asyncio.run(read())
     assert dropped == 'event: dropped\ndata: {"type": "dropped", "num_dropped": 3}\n\n'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Iterable
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any, Final, Literal
 
@@ -14,7 +15,6 @@ from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from chairlift.engine.event_hub import Subscription
 from chairlift.engine.process.client import EngineStatus
 from chairlift.observability.event_log import encode_event
 from chairlift.observability.step_cost import CostLine
@@ -106,10 +106,7 @@ def router(manager: ModelManager, readers: EventReaders) -> APIRouter:
         A slow reader loses the oldest events and receives their number."""
         require_admin(request, "shows the requests of all keys")
         key = call_of(request).key
-        served = manager.find(model, key).engine(replica)
-        readers.check(key)
-        subscription = served.events.subscribe(MAX_BUFFERED_EVENTS)
-        return readers.open(key, event_stream(served, subscription), subscription.close)
+        return readers.open(key, event_stream(manager.find(model, key).engine(replica)))
 
     @routes.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def get_metrics() -> Response:
@@ -137,16 +134,17 @@ class _AllMetrics(Collector):
         return merged.values()
 
 
-async def event_stream(model: VisibleEngine, subscription: Subscription) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a subscription as server-sent events, with a `dropped` event after each loss."""
-    if (started := model.observer.tracker.started) is not None:
-        yield to_named_event(started.type, encode_event(started))
-    num_dropped = 0
-    async for event in subscription:
-        if subscription.num_dropped > num_dropped:
-            num_dropped = subscription.num_dropped
-            yield to_named_event("dropped", json.dumps({"type": "dropped", "num_dropped": num_dropped}).encode())
-        yield to_named_event(event.type, encode_event(event))
+async def event_stream(model: VisibleEngine) -> AsyncGenerator[bytes, None]:
+    """Yield the events of an engine as server-sent events, with a `dropped` event after each loss."""
+    with closing(model.events.subscribe(MAX_BUFFERED_EVENTS)) as subscription:
+        if (started := model.observer.tracker.started) is not None:
+            yield to_named_event(started.type, encode_event(started))
+        num_dropped = 0
+        async for event in subscription:
+            if subscription.num_dropped > num_dropped:
+                num_dropped = subscription.num_dropped
+                yield to_named_event("dropped", json.dumps({"type": "dropped", "num_dropped": num_dropped}).encode())
+            yield to_named_event(event.type, encode_event(event))
 
 
 def _engine_view(model: VisibleEngine, replicas: list[str]) -> EngineView:

@@ -150,7 +150,6 @@ class PageData:
         """Stream the events of the last ten minutes, and then frames of new events."""
         key = call_of(request).key
         served = self.manager.find(model, key).engine(replica)
-        self.readers.check(key)
         redactor = Redactor(served.observer.viewer(key), served.observer.tracker)
         return self.readers.open(key, page_stream(served, redactor, self.admission))
 
