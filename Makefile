@@ -103,15 +103,18 @@ test-pages: venv ## Test the pages in Chromium, which is installed if it is miss
 	@.ci/find-chromium > /dev/null
 	$(BIN)/python -m pytest tests/pages $(ARGS)
 
-CLIENTS := llm langchain-openai instructor pydantic-ai-slim[openai] openai-agents litellm dspy \
-  llama-index-llms-openai-like haystack-ai
+CLIENTS := llm langchain-openai pydantic-ai-slim[openai] openai-agents litellm dspy haystack-ai
+# Each of these needs an older version of the package openai than others accept.
+OLDER_CLIENTS := instructor llama-index-llms-openai-like
+OLDER_CHECKS := $(addprefix tests/clients/check_,instructor.py llama_index.py)
 
 test-clients: venv ## Let clients, frameworks and coding agents, unchanged, talk to a server (Linux, with npm).
 	@for script in tests/clients/node/check_*; do tests/clients/with-node-clients $$script || exit 1; done
-	@for script in $(filter-out %/check_lm_eval.py,$(wildcard tests/clients/check_*.py)); do \
+	@for script in $(filter-out %/check_lm_eval.py $(OLDER_CHECKS),$(wildcard tests/clients/check_*.py)); do \
 	  tests/clients/with-clients "$(CLIENTS)" $$script || exit 1; done
-	tests/clients/with-clients "lm-eval[api]" tests/clients/check_lm_eval.py
 	tests/clients/with-clients "$(CLIENTS)" examples/langchain_chat.py
+	@for script in $(OLDER_CHECKS); do tests/clients/with-clients "$(OLDER_CLIENTS)" $$script || exit 1; done
+	tests/clients/with-clients "lm-eval[api]" tests/clients/check_lm_eval.py
 
 load-test: venv ## Put a server under guidellm's load: 8 streams, 64 requests.
 	tests/clients/with-clients guidellm -m guidellm run --disable-progress --output kind=console \
