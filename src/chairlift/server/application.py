@@ -114,7 +114,7 @@ def create_models_app(
     app.state.models = manager
     _add_middlewares(app, options)
     if listeners:
-        app.add_middleware(CallLogMiddleware, observer=manager.observers, listeners=listeners)
+        app.add_middleware(CallLogMiddleware, find=manager.find_sequences, listeners=listeners)
     for kind in (ChairliftError, HTTPException):
         app.add_exception_handler(kind, _respond_to_error)
     app.add_exception_handler(ClientDisconnect, _end_call)

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from chairlift.engine.event_hub import EventHub
 from chairlift.errors import ConfigError
 from chairlift.server.access.call import Call
 from chairlift.server.access.keys import Key
-from chairlift.server.models.served_model import ModelObservers
+from chairlift.server.models.served_model import ServedModel
 from chairlift.server.telemetry.access_log import AccessLog
 from chairlift.server.telemetry.call_log import CallListener, CallLogMiddleware, CallRecord
 from chairlift.server.telemetry.engine_observer import EngineObserver
@@ -67,7 +68,7 @@ def observer() -> EngineObserver:
 
 
 def call(observer: EngineObserver, app: ASGIApp, *listeners: CallListener, **options: Any) -> None:
-    logged = CallLogMiddleware(app, observer, listeners)
+    logged = CallLogMiddleware(app, observer.find, listeners)
 
     async def ask() -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(logged), base_url="http://server") as client:
@@ -191,11 +192,14 @@ def test_an_earlier_call_with_the_same_id_is_not_mixed_in(observer: EngineObserv
     assert records[0].sequences == []
 
 
-def test_a_pause_between_two_readings_of_the_clock_does_not_hide_a_sequence(observer: EngineObserver) -> None:
+def test_a_pause_between_two_readings_of_the_clock_does_not_hide_a_sequence(
+    observer: EngineObserver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A second passes between two readings, and the request arrives right after the call, which begins at 0."""
     seconds = itertools.count(0.0, 1.0)
     paused = EngineObserver(EventHub(), SimpleNamespace(now=lambda: next(seconds)))  # type: ignore[arg-type]
     paused.tracker, paused._calls = observer.tracker, observer._calls
+    monkeypatch.setattr(time, "perf_counter", lambda: next(seconds))
     records: list[CallRecord] = []
     call(paused, answering(), records.append)
     assert [each.request.request_id for each in records[0].sequences] == ["r3"]
@@ -244,13 +248,14 @@ def test_times_of_a_replica_on_another_machine_are_converted(
 ) -> None:
     """The requests of the replica arrived almost at 0 of its clock, `seconds_later` than the call. No clock moves."""
     monkeypatch.setattr(time, "time", lambda: 1e9)
-    here = EngineObserver(EventHub(), VirtualClock(1e6))
+    monkeypatch.setattr(time, "perf_counter", lambda: 1e6)
     there = EngineObserver(EventHub(), VirtualClock(-seconds_later))
     there.tracker, there._calls = observer.tracker, observer._calls
-    models: Any = [SimpleNamespace(observer=here, observers=[there], ended_observers=[])]
+    model: Any = SimpleNamespace(observers=[there], ended_observers=[])
+    found: Any = SimpleNamespace(find=partial(ServedModel.find_sequences, model))
     exporter = InMemorySpanExporter()
     tracer = CallTracer(exporter)
-    call(ModelObservers(models), answering(), tracer)  # type: ignore[arg-type]
+    call(found, answering(), tracer)
     tracer.close()
     spans = {span.name: span for span in exporter.get_finished_spans()}
     assert ("sequence" in spans) == is_logged

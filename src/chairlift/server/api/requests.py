@@ -21,7 +21,6 @@ from chairlift.server.access.keys import Key
 from chairlift.server.http.error_responses import error_models
 from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.models.model_manager import ModelManager, ModelWait
-from chairlift.server.models.served_model import ModelObservers
 from chairlift.server.telemetry.engine_observer import EngineObserver, ObservedRequest
 
 MAX_EXPLAINED: Final = 16
@@ -105,15 +104,16 @@ class ExplanationView(BaseModel):
 
 def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
     """Create the endpoints below /v1/requests. A key can read the requests of its tenant; an admin key can read all."""
-    routes, observers = APIRouter(), manager.observers
+    routes = APIRouter()
 
     @routes.get("/v1/requests")
     async def list_requests(request: Request) -> RequestList:
         """List the unfinished requests by arrival."""
-        viewer = observers.viewer(call_of(request).key)
+        viewer = manager.default.observer.viewer(call_of(request).key)
         found = [
             (observer, entry)
-            for observer in observers.running
+            for model in manager.models
+            for observer in model.observers
             for entry in observer.tracker.requests()
             if entry.state in ("waiting", "running") and viewer.can_see(entry.tenant)
         ]
@@ -124,7 +124,7 @@ def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
     @routes.get("/v1/requests/{request_id}", responses=error_models(404))
     async def get_request(request_id: str, request: Request) -> RequestView:
         """Return the state of a request, by the `id` of its response."""
-        found = _find(observers, request_id, request)
+        found = _find(manager, request_id, request)
         return RequestView(id=request_id, sequences=[_view(each.observer, each.request) for each in found])
 
     @routes.get("/v1/requests/{request_id}/explain", responses=error_models(404, 429))
@@ -133,12 +133,12 @@ def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
         if not (key := call_of(request).key).is_admin:
             admission.count_request(key)
         wait = manager.find_wait(request_id)
-        if wait is not None and not observers.viewer(call_of(request).key).can_see(wait.tenant):
+        if wait is not None and not manager.default.observer.viewer(call_of(request).key).can_see(wait.tenant):
             wait = None
         wait_view = None if wait is None else _wait_view(wait)
         if wait is not None and (wait.ended is None or wait.error is not None):
             return ExplanationView(id=request_id, num_sequences=0, sequences=[], model_wait=wait_view)
-        found = _find(observers, request_id, request)
+        found = _find(manager, request_id, request)
         explained = await cancel_on_disconnect(request.receive, _explain(found[:MAX_EXPLAINED], key))
         return ExplanationView(id=request_id, num_sequences=len(found), sequences=explained, model_wait=wait_view)
 
@@ -156,15 +156,15 @@ async def _explain(found: list[ObservedRequest], key: Key) -> list[Explanation]:
     return explained
 
 
-def _find(observers: ModelObservers, request_id: str, request: Request) -> list[ObservedRequest]:
+def _find(manager: ModelManager, request_id: str, request: Request) -> list[ObservedRequest]:
     """The sequences of an API call that the key can see, over all replicas. One that was sent again is that of its last
     replica.
 
     Raises:
         HTTPException: there are none.
     """
-    viewer = observers.viewer(call_of(request).key)
-    known = (each for each in observers.find(request_id) if not each.is_resent)
+    viewer = manager.default.observer.viewer(call_of(request).key)
+    known = (each for each in manager.find_sequences(request_id) if not each.is_resent)
     if found := [each for each in known if viewer.can_see(each.request.tenant)]:
         return found
     reason = "it ended too long ago, did not reach the engine, or belongs to another key"

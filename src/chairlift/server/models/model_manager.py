@@ -39,7 +39,8 @@ from chairlift.errors import (
 from chairlift.server.access.call import Call
 from chairlift.server.access.keys import Key
 from chairlift.server.models.engine_loader import EngineLoader
-from chairlift.server.models.served_model import ModelLease, ModelObservers, ServedModel
+from chairlift.server.models.served_model import ModelLease, ServedModel
+from chairlift.server.telemetry.engine_observer import ObservedRequest
 from chairlift.worker.memory import format_memory
 
 logger = logging.getLogger("chairlift")
@@ -113,16 +114,12 @@ class ModelManager:
         models: the models; calls without a model use the first one.
         loader: starts engines; None if all models are loaded already.
         budget: maximum memory of all engine processes in bytes; None is no limit.
-
-    Attributes:
-        observers: finds the requests of all models.
     """
 
     def __init__(
         self, models: Sequence[ServedModel], loader: EngineLoader | None = None, budget: int | None = None
     ) -> None:
         self.models = list(models)
-        self.observers = ModelObservers(self.models)
         self.budget = budget
         self._by_name = {name: model for model in models for name in (model.name, *model.aliases)}
         self._loader = loader
@@ -200,6 +197,10 @@ class ModelManager:
     def visible(self, key: Key) -> list[ServedModel]:
         """The models that a key may use."""
         return [model for model in self.models if key.models is None or model.name in key.models]
+
+    def find_sequences(self, call_id: str) -> list[ObservedRequest]:
+        """The known sequences of an API call in the engines of all models."""
+        return [sequence for model in self.models for sequence in model.find_sequences(call_id)]
 
     def waiting_calls(self) -> list[ModelWait]:
         """The calls that wait now, the oldest first."""

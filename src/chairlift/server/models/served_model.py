@@ -1,4 +1,4 @@
-"""ServedModel: a model that a server offers under a name, whether it is loaded or not, and the observers of all."""
+"""ServedModel: a model that a server offers under a name, whether it is loaded or not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -22,9 +22,7 @@ from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.client import EngineStatus
 from chairlift.engine.served_engine import EngineFacts
 from chairlift.errors import Failure
-from chairlift.observability.explain import Viewer
 from chairlift.observability.tracked_request import TrackedRequest
-from chairlift.server.access.keys import Key
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.conversation import ModelPlanner
@@ -155,6 +153,17 @@ class ServedModel(VisibleEngine):
         """The observers of its engines."""
         return [replica.observer for replica in self.replicas.values()] or [self.observer]
 
+    def find_sequences(self, call_id: str) -> list[ObservedRequest]:
+        """The known sequences of an API call, also those of replicas that have ended, in the order of their creation.
+        One that was sent again is in the order of its replicas."""
+        observers = (*self.ended_observers, *self.observers)
+        found = [sequence for observer in observers for sequence in observer.find(call_id)]
+        found.sort(key=lambda sequence: _sending_order(sequence.request))
+        for index, (one, following) in enumerate(pairwise(found)):
+            if one.request.request_id == following.request.request_id:
+                found[index] = replace(one, is_resent=True)
+        return found
+
     def end_replica(self, replica_id: str) -> None:
         """Remove an engine that has ended; unknown ids have no effect. Its unfinished requests are lost. The requests
         that it has computed are found until MAX_ENDED_REPLICAS others have ended."""
@@ -260,38 +269,6 @@ class ModelLease:
             self.model.num_leases -= 1
             self.model.last_used = time.monotonic()
             self._changed.set()
-
-
-class ModelObservers:
-    """Finds requests in the observers of all models and of their replicas, which may run on other machines."""
-
-    def __init__(self, models: Sequence[ServedModel]) -> None:
-        self._models = models
-
-    @property
-    def running(self) -> list[EngineObserver]:
-        """The observers of engines that have not ended, in the order of the models and of their replicas."""
-        return [observer for model in self._models for observer in model.observers]
-
-    def now(self) -> float:
-        return self._models[0].observer.now()
-
-    def viewer(self, key: Key) -> Viewer:
-        return self._models[0].observer.viewer(key)
-
-    def find(self, call_id: str) -> list[ObservedRequest]:
-        """The known sequences of an API call, also those of replicas that have ended. The sequences of a model are in
-        the order of their creation, and one that was sent again in the order of its replicas."""
-        return [sequence for model in self._models for sequence in self._find(model, call_id)]
-
-    def _find(self, model: ServedModel, call_id: str) -> list[ObservedRequest]:
-        observers = (*model.ended_observers, *model.observers)
-        found = [sequence for observer in observers for sequence in observer.find(call_id)]
-        found.sort(key=lambda sequence: _sending_order(sequence.request))
-        for index, (one, following) in enumerate(pairwise(found)):
-            if one.request.request_id == following.request.request_id:
-                found[index] = replace(one, is_resent=True)
-        return found
 
 
 def _sending_order(request: TrackedRequest) -> tuple[list[str | int], bool, bool, int]:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from chairlift.server.access.call import Call, is_public
 from chairlift.server.access.keys import Key
 from chairlift.server.http.root_path import route_path
-from chairlift.server.telemetry.engine_observer import CallObserver, ObservedRequest
+from chairlift.server.telemetry.engine_observer import ObservedRequest
 
 MAX_PATH_CHARACTERS: Final = 1024
 MAX_REASON_CHARACTERS: Final = 200
@@ -52,11 +52,17 @@ CallListener = Callable[[CallRecord], None]
 
 
 class CallLogMiddleware:
-    """Passes a record of each call to the listeners when the call has ended."""
+    """Passes a record of each call to the listeners when the call has ended.
 
-    def __init__(self, app: ASGIApp, observer: CallObserver, listeners: Sequence[CallListener]) -> None:
+    Args:
+        find: returns the known sequences of a call in the engines, by its id.
+    """
+
+    def __init__(
+        self, app: ASGIApp, find: Callable[[str], list[ObservedRequest]], listeners: Sequence[CallListener]
+    ) -> None:
         self._app = app
-        self._observer = observer
+        self._find = find
         self._listeners = listeners
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,7 +70,6 @@ class CallLogMiddleware:
             await self._app(scope, receive, send)
             return
         record = _new_record(scope)
-        arrival = self._observer.now()
         has_ended = False
 
         async def recording_send(message: Message) -> None:
@@ -82,9 +87,9 @@ class CallLogMiddleware:
         finally:
             record.seconds = time.perf_counter() - started
             record.is_disconnected = not has_ended
-            self._end(record, scope, arrival)
+            self._end(record, scope, started)
 
-    def _end(self, record: CallRecord, scope: Scope, arrival: float) -> None:
+    def _end(self, record: CallRecord, scope: Scope, started: float) -> None:
         """Complete the record. Earlier calls, and calls of other keys, may have the same call id."""
         # Monitoring polls public paths, or a browser reads a page.
         if is_public(record.path) and record.status < HTTPStatus.BAD_REQUEST:
@@ -93,10 +98,10 @@ class CallLogMiddleware:
         if call.id is not None:
             record.sequences = [
                 each
-                for each in self._observer.find(call.id)
+                for each in self._find(call.id)
                 # The age is read first: time that passes between the two clocks must not make a request too old.
                 if each.request.tenant == call.key.tenant
-                and each.observer.now() - each.request.arrived.time <= self._observer.now() - arrival
+                and each.observer.now() - each.request.arrived.time <= time.perf_counter() - started
             ]
         if record.is_disconnected and call.id is not None:
             record.status = CLIENT_CLOSED_REQUEST

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from chairlift.clock import Clock, MonotonicClock
 from chairlift.engine.event_hub import EventHub
@@ -19,16 +19,6 @@ from chairlift.server.access.keys import Key
 
 MAX_CALLS: Final = 4096
 """The number of API calls whose sequences are found."""
-
-
-class CallObserver(Protocol):
-    """Finds the requests of API calls in one or several engines."""
-
-    def now(self) -> float:
-        """The time in seconds of the clock of this machine."""
-
-    def find(self, call_id: str) -> list[ObservedRequest]:
-        """The known sequences of an API call, in the order of their creation."""
 
 
 @dataclass(frozen=True, slots=True)
