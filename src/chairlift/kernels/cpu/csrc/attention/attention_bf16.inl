@@ -16,14 +16,16 @@
 namespace chairlift::CHAIRLIFT_ISA::attention {
 
 constexpr int kKeyParts = kKeyTile / kTileBf16Inputs;      // tiles of inputs of an output
-constexpr int kPrefetchedRows = 8;                     // values of the next tile that are prefetched at once
+constexpr int kPrefetchedRows = 8;                     // rows of the next tile that are prefetched at once
+constexpr int kPairBytes = 4;                          // of two inputs
 static_assert(kProductColumns == kKeyTile, "scores of one tile of keys are one product");
 
 // The operands of a query block, in scratch memory.
 struct Operands {
   int num_parts;        // tiles of inputs of a score
+  bool reads_keys;      // keys are left operands in KV memory, and queries right ones
   int64_t part_bytes;   // of query
-  uint8_t* query;       // [parts][rows + 15][32], because the last tile is read whole
+  uint8_t* query;       // [parts][rows + 15][32], because the last tile is read whole; right: [parts][16 pairs][rows]
   uint8_t* keys;        // tiles [groups of 16 keys][parts]
   uint8_t* values;      // tiles [groups of 16 dimensions][kKeyParts]
 };
@@ -32,10 +34,12 @@ static inline uint8_t* take_bytes(float*& memory, int64_t num_bytes) {
   return reinterpret_cast<uint8_t*>(take(memory, num_bytes / 4));
 }
 
-static Operands lay_out_operands(const Work& work, float* memory) {
+static Operands lay_out_operands(const Work& work, bool reads_keys, float* memory) {
   const int num_parts = (work.shape.head_dim + kTileBf16Inputs - 1) / kTileBf16Inputs;
-  const int64_t part_bytes = static_cast<int64_t>(work.num_rows + kTileRows - 1) * kTileRowBytes;
-  Operands operands = {num_parts, part_bytes, take_bytes(memory, num_parts * part_bytes), nullptr, nullptr};
+  const int64_t part_bytes = static_cast<int64_t>(work.num_rows + (reads_keys ? 0 : kTileRows - 1)) * kTileRowBytes;
+  // The last line of pairs is read whole as well.
+  uint8_t* const query = take_bytes(memory, num_parts * part_bytes + (reads_keys ? kTileRowBytes : 0));
+  Operands operands = {num_parts, reads_keys, part_bytes, query, nullptr, nullptr};
   const int64_t key_bytes = static_cast<int64_t>(kMaxGroups) * num_parts * kTileBytes;
   operands.keys = take_bytes(memory, key_bytes);
   operands.values = take_bytes(memory, static_cast<int64_t>(work.stride) / kTileRows * kKeyParts * kTileBytes);
@@ -46,11 +50,16 @@ static Operands lay_out_operands(const Work& work, float* memory) {
 
 static void gather_tiled_queries(const Work& work, const TokenRows& tokens, const Operands& operands) {
   alignas(64) float query[kMaxHeadDim] = {};
+  alignas(64) uint8_t part[kTileRowBytes];
   for (int r = 0; r < work.num_rows; ++r) {
     gather_query(work, tokens, r, query);
-    for (int i = 0; i < operands.num_parts * kTileBf16Inputs; i += kLanes) {
-      uint8_t* const line = operands.query + i / kTileBf16Inputs * operands.part_bytes + r * kTileRowBytes;
-      store_bf16(reinterpret_cast<uint16_t*>(line) + i % kTileBf16Inputs, load(query + i));
+    for (int p = 0; p < operands.num_parts; ++p) {
+      uint8_t* const to = operands.query + p * operands.part_bytes;
+      uint8_t* const line = operands.reads_keys ? part : to + r * kTileRowBytes;
+      for (int i = 0; i < kTileBf16Inputs; i += kLanes)
+        store_bf16(reinterpret_cast<uint16_t*>(line) + i, load(query + p * kTileBf16Inputs + i));
+      for (int pair = 0; operands.reads_keys && pair < kTileRows; ++pair)
+        std::memcpy(to + (pair * work.num_rows + r) * kPairBytes, part + pair * kPairBytes, kPairBytes);
     }
   }
 }
@@ -85,21 +94,26 @@ static void load_tiled_keys(const Work& work, const Operands& operands, const Ti
   }
 }
 
-// The prefetching of the values of the next tile. Half of them are prefetched while those of this one are loaded, and the
-// others between the products of the first rows, because the CPU has few pending loads.
-struct NextValues {
+// The prefetching of the values of the next tile, and of its keys where those of this one are not loaded. Half of them are
+// prefetched while the values of this one are loaded, and the others between the products of the first rows, because the
+// CPU has few pending loads.
+struct NextRows {
   const Tile& next;
   int64_t row_bytes;
+  bool has_keys;
   int key;
   void prefetch_rows(int count) {
-    for (; count > 0 && key < kKeyTile; --count, ++key) prefetch(next.value(key), row_bytes);
+    for (; count > 0 && key < kKeyTile; --count, ++key) {
+      prefetch(next.value(key), row_bytes);
+      if (has_keys) prefetch(next.key(key), row_bytes);
+    }
   }
 };
 
 // Writes the values of whole parts: a line of a tile is a pair of keys in 16 dimensions. Hidden keys have the values of a
 // key that the block sees, because they are multiplied by 0.
 template <KVType type>
-static void load_tiled_values(const Work& work, const Operands& operands, const Tile& tile, NextValues& ahead) {
+static void load_tiled_values(const Work& work, const Operands& operands, const Tile& tile, NextRows& ahead) {
   const int head_dim = work.shape.head_dim;
   const int end = (tile.rows->end + kTileBf16Inputs - 1) / kTileBf16Inputs * kTileBf16Inputs;
   const auto load_part = [&](const uint8_t* row, int i) {
@@ -142,16 +156,18 @@ static void add_outputs(const Work& work, const Operands& operands, const State&
   }
 }
 
+// Attention of up to 16 rows to a tile. The caller has written `scores` if operands.reads_keys.
 template <typename Products, KVType type>
 static void attend_tiled_rows(const Work& work, const Operands& operands, const State& state, const TileWork& tile,
-                              const RowRange& rows, NextValues& ahead) {
+                              const RowRange& rows, float* scores, NextRows& ahead) {
   if (rows.begin >= rows.end) return;
-  alignas(64) float scores[kTileRows * kKeyTile], factor[kTileRows];
+  alignas(64) float factor[kTileRows];
   const int num_vectors = rows.num_vectors();
   const int64_t key_bytes = static_cast<int64_t>(operands.num_parts) * kTileBytes;
-  Products::multiply({operands.query + rows.first_row * kTileRowBytes, operands.part_bytes, operands.keys, key_bytes,
-                      operands.num_parts, rows.num_rows, scores},
-                     num_vectors);
+  if (!operands.reads_keys)
+    Products::multiply({operands.query + rows.first_row * kTileRowBytes, operands.part_bytes, operands.keys, key_bytes,
+                        operands.num_parts, rows.num_rows, scores},
+                       num_vectors);
   ahead.prefetch_rows(kPrefetchedRows);
   alignas(64) uint16_t weights[kKeyParts][kTileRows][kTileBf16Inputs];
   const auto put = [&](int r, int v, F x) CHAIRLIFT_ALWAYS { store_bf16(weights[v / 2][r] + v % 2 * kLanes, x); };
@@ -163,17 +179,58 @@ static void attend_tiled_rows(const Work& work, const Operands& operands, const 
   ahead.prefetch_rows(kPrefetchedRows);
 }
 
+// The product of the keys of a tile, as they are in KV memory, and the queries of a head.
+static inline KeyProduct key_product(const Work& work, const Operands& operands, const TileWork& tile, float* transposed) {
+  const TileRows& at = *tile.tile.rows;
+  const int64_t row_bytes = static_cast<int64_t>(work.shape.head_dim) * value_bytes(KVType::bf16);
+  KeyProduct product = {{}, row_bytes, operands.query + tile.head * work.rows_per_head * kPairBytes, operands.part_bytes,
+                        static_cast<int64_t>(work.num_rows) * kPairBytes, operands.num_parts, transposed};
+  // A group of 16 keys is in one block. Those before the first key that the block of queries sees are read as well.
+  const int first = at.begin / kTileRows * kTileRows;
+  for (int key = 0; key < kKeyTile; key += kTileRows)
+    product.keys[key / kTileRows] =
+        key > first ? tile.tile.key(key) : tile.tile.key(at.begin) - (at.begin - first) * row_bytes;
+  return product;
+}
+
+// Writes scores [rows][kKeyTile] from transposed ones [keys][kTileRows].
+static inline void transpose_scores(const float* transposed, int num_rows, int num_vectors, float* scores) {
+  typedef int32_t FourWords __attribute__((vector_size(16)));
+  for (int v = 0; v < num_vectors; ++v, transposed += kLanes * kTileRows) {
+    for (int row = 0; row < num_rows; row += 4) {
+      Words m[kWords];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        FourWords part[4];
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) std::memcpy(&part[j], transposed + (4 * j + i) * kTileRows + row, sizeof part[j]);
+        const EightWords lower = __builtin_shufflevector(part[0], part[1], 0, 1, 2, 3, 4, 5, 6, 7);
+        const EightWords upper = __builtin_shufflevector(part[2], part[3], 0, 1, 2, 3, 4, 5, 6, 7);
+        m[i] = __builtin_shufflevector(lower, upper, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+      }
+      transpose_quarters(m, 0);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i)
+        if (row + i < num_rows) std::memcpy(scores + (row + i) * kKeyTile + v * kLanes, &m[i], sizeof m[i]);
+    }
+  }
+}
+
 template <typename Products, KVType type>
 static void attend_all_tiled(const Work& work, const Operands& operands, const SplitRange& splits,
                              const SplitRange* next) {
+  alignas(64) float scores[kTileRows * kKeyTile], transposed[kKeyTile * kTileRows];
   attend_splits<type>(work, splits, next, [&](const State& state, const TileWork& tile) {
-    load_tiled_keys<type>(work, operands, tile.tile, tile.next);
-    NextValues ahead = {tile.next, static_cast<int64_t>(work.shape.head_dim) * value_bytes(type), 0};
+    const int num_vectors = (tile.tile.rows->end + kLanes - 1) / kLanes;
+    NextRows ahead = {tile.next, static_cast<int64_t>(work.shape.head_dim) * value_bytes(type), operands.reads_keys, 0};
+    if (operands.reads_keys) Products::multiply_keys(key_product(work, operands, tile, transposed), num_vectors);
+    else load_tiled_keys<type>(work, operands, tile.tile, tile.next);
     load_tiled_values<type>(work, operands, tile.tile, ahead);
+    if (operands.reads_keys) transpose_scores(transposed, work.rows_per_head, num_vectors, scores);
     for (int first = 0; first < work.rows_per_head; first += kTileRows) {
       const int left = work.rows_per_head - first;
       const RowRange rows = rows_from(work, tile, first, left < kTileRows ? left : kTileRows);
-      attend_tiled_rows<Products, type>(work, operands, state, tile, rows, ahead);
+      attend_tiled_rows<Products, type>(work, operands, state, tile, rows, scores, ahead);
     }
   });
 }
@@ -192,7 +249,10 @@ static void attend_tiled(const AttentionShape& shape, const PagedKV& kv, const T
     return CHAIRLIFT_BASE.attention.attend(shape, kv, tokens, splits, next, scratch);
   float* memory = static_cast<float*>(scratch);
   const Work work = lay_out(shape, kv, splits.block, memory);
-  const Operands operands = lay_out_operands(work, memory);
+  // Few scores are transposed faster than their keys.
+  const bool reads_keys = Products::kReadsKeys && shape.kv_type == KVType::bf16 && work.rows_per_head <= kTileRows &&
+                          kv.block_size % kTileRows == 0 && shape.head_dim % kTileBf16Inputs == 0;
+  const Operands operands = lay_out_operands(work, reads_keys, memory);
   gather_tiled_queries(work, tokens, operands);
   write_decoded(work, tokens, splits);
   Products::start();

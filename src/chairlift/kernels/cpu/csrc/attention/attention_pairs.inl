@@ -53,6 +53,7 @@ static inline void multiply_groups(const TileProduct& p, const Put& put) {
 
 // Products by instructions that add a pair of inputs.
 struct PairInstructions {
+  static constexpr bool kReadsKeys = false;
   static void start() {}
   static void end() {}
   static void multiply(const TileProduct& p, int num_groups) {
@@ -60,6 +61,7 @@ struct PairInstructions {
       store(p.c + row * kProductColumns + group * kTileRows, sums);
     });
   }
+  static void multiply_keys(const KeyProduct&, int) {}
   template <typename Put>
   static void multiply_each(const TileProduct& p, int num_groups, const Put& put) {
     switch (num_groups) {

@@ -329,7 +329,7 @@ void test_attention() {
   check_exponential();
   check_padding();
   Random random(2);
-  const std::vector<std::pair<int, int>> heads = {{1, 1}, {3, 1}, {4, 2}, {9, 3}};
+  const std::vector<std::pair<int, int>> heads = {{1, 1}, {3, 1}, {4, 2}, {9, 3}, {16, 1}};
   const std::vector<std::vector<Sequence>> batches = {
       {{1, 1}},
       {{1, 63}, {1, 64}, {1, 65}},
