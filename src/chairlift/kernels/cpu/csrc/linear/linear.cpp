@@ -34,14 +34,17 @@ namespace {
 
 constexpr int64_t kRowsAtOnce = 4;  // prepared by a thread at a time, or a multiple of them
 
-const ProductKernel& kernel_of(const PackedMatrix& matrix, int64_t rows) {
-  const LinearTiles& tiles = isa().linear;
-  const auto format = static_cast<int>(matrix.format());
-  const bool has_many = rows >= kMinManyRows && tiles.of_many_rows[format].block_rows;
-  return has_many ? tiles.of_many_rows[format] : tiles.products[format];
-}
-
 }  // namespace
+
+// The kernel of a part. All parts have the same activations, so they use kernels for many rows together.
+const ProductKernel& Linear::kernel_of(const PackedMatrix& part, int64_t rows) const {
+  const LinearTiles& tiles = isa().linear;
+  const bool are_many = std::all_of(parts_.begin(), parts_.end(), [&](const auto& other) {
+    const ProductKernel& kernel = tiles.of_many_rows[static_cast<int>(other->format())];
+    return kernel.block_rows != 0 && rows >= kernel.min_rows;
+  });
+  return (are_many ? tiles.of_many_rows : tiles.products)[static_cast<int>(part.format())];
+}
 
 // The layout of the activations of all rows: the blocks, then the outliers of all blocks, then those of all rows, then the
 // inputs that are outliers in many rows. The outliers have space for the largest possible number, of which little is
@@ -49,7 +52,7 @@ const ProductKernel& kernel_of(const PackedMatrix& matrix, int64_t rows) {
 struct Linear::Activations {
   Activations(const Linear& linear, int64_t rows)
       : tiles(isa().linear),
-        kernel(kernel_of(*linear.parts_[0], rows)),
+        kernel(linear.kernel_of(*linear.parts_[0], rows)),
         is_integer(chairlift::is_integer(linear.parts_[0]->format())),
         has_row_scale(chairlift::has_row_scale(linear.parts_[0]->format())),
         rows(rows),

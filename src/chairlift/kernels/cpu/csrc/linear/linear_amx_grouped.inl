@@ -1,8 +1,14 @@
-// Compiled for instruction sets with tiles: products of grouped weights with many rows.
+// Compiled for instruction sets with tiles: products of weights with scales of 32 inputs, with many rows.
 //
-// Weights are unpacked once for all rows of a task. The sum of each group of inputs is a product of tiles whose operands
-// have the inputs of one group. It is scaled and added by the operations of linear_grouped.inl, so a row has the bits that
-// it has in a step with few rows, which has no tiles.
+// Stripes are unpacked for some inputs at a time, to signed codes and float scales in the first-level cache, and multiplied with
+// all rows of a task. The sum of each group of inputs is a product of tiles whose operands have the inputs of one group. It is
+// scaled and added by the operations of linear_grouped.inl, so a row has the bits that it has in a step with few rows, which
+// has no tiles.
+//
+// Sums pass through memory from tiles to vectors. A load of a line that a tile was stored to shortly before waits for the
+// store, which waits for the product, which waits for its operands. So other groups are between the steps of a group:
+// operands are loaded kLead groups before their sum is scaled, multiplied one group later, and the sum is stored after
+// another one.
 #pragma once
 
 #include <utility>
@@ -12,88 +18,189 @@
 
 namespace chairlift::CHAIRLIFT_ISA {
 
-// The sums of the groups of a tile of inputs: [groups][rows][16].
-struct alignas(64) GroupSums {
-  uint8_t bytes[kMaxGroups][kTileRows][kTileRowBytes];
+constexpr int kMinGroupedRows = 64;                  // measured: fewer rows are slower than vectors (docs/adr/0033)
+constexpr int kTileGroups = kTileRowBytes / kGroup;  // groups of a tile of inputs
+constexpr int kPartTiles = 4;                        // tiles of inputs that are unpacked at a time
+constexpr int kLead = 8;                             // a multiple of kTileGroups, for constant tile registers
+static_assert(kTileGroups == 2);
+
+// The weights of a part of the inputs. The center is subtracted from codes.
+struct alignas(64) WeightPart {
+  uint8_t codes[kTiledStripes][kPartTiles][kTileBytes];
+  float scales[kTiledStripes][kPartTiles * kTileGroups][kStripe];
+  float minimums[kTiledStripes][kPartTiles * kTileGroups][kStripe];
 };
 
-// Computes the sums of the first `count` groups of a tile of inputs. Tile i has the sums of group i.
-template <int kInputs, int... i>
-static inline void sum_groups(const uint8_t* x, const uint8_t* codes, int64_t count, GroupSums& to,
-                              std::integer_sequence<int, i...>) {
-  const auto dot = [&](auto group) {
-    constexpr int g = group;
-    if (g >= count) return;
-    Tiles::zero<g>();
-    Tiles::load<6 + g % 2>(codes + g * kInputs * kStripe);
-    Tiles::load<4 + g % 2>(x + g * kInputs);
-    Tiles::dot_s8u8<g, 4 + g % 2, 6 + g % 2>();
-  };
-  (dot(std::integral_constant<int, i>{}), ...);
-  ((i < count ? Tiles::store<i>(to.bytes[i]) : void()), ...);
+// The sums of groups between the store of a tile and its use.
+struct alignas(64) GroupSums {
+  uint8_t bytes[kLead][kTileRows][kTileRowBytes];
+};
+
+// The codes of groups after `unpack_part`.
+template <bool kMinimum>
+struct SignedGroups {
+  static constexpr int kInputs = kGroup, kCenterBits = 0;
+  static constexpr bool kHasMinimum = kMinimum;
+};
+
+// Unpacks the groups from `first` to `end`.
+template <WeightFormat kFormat>
+__attribute__((noinline)) static void unpack_part(const StripeTask& task, int64_t first, int64_t end, WeightPart& to) {
+  constexpr GroupFormat f = group_format(kFormat);
+  const PackedWeights<kFormat> weights(task.stripe, task.stripe_bytes, task.padded_inputs, 0);
+  for (int s = 0; s < task.num_stripes; ++s)
+    for (int64_t g = first; g < end; ++g) {
+      uint8_t* const codes = to.codes[s][0] + (g - first) * kGroup * kStripe;
+#pragma GCC unroll 8
+      for (int q = 0; q < kGroup / 4; ++q)
+        istore(codes + q * kStripe * 4, isub_bytes(weights.codes(s, g, q), ibytes(static_cast<uint8_t>(f.center()))));
+      const GroupScale found = weights.scale(s, g);
+      store(to.scales[s][g - first], found.scale);
+      if (f.has_minimum) store(to.minimums[s][g - first], found.minimum);
+    }
 }
 
-// The product of a stripe and 16 rows of a block. While the sums of one tile of inputs are scaled, those of the next one are
-// computed.
-template <typename Weights>
-static void multiply_grouped_half(const StripeTask& task, int b, int half, int s, Ahead& ahead) {
-  constexpr int kInputs = Weights::kInputs, kGroups = kTileRowBytes / kInputs;
-  const ActivationBlock& block = task.blocks[b];
-  const Weights weights(task.stripe + s * task.stripe_bytes, task.stripe_bytes, task.padded_inputs, 0);
-  const int64_t num_groups = task.padded_inputs / kInputs, num_tiles = (num_groups + kGroups - 1) / kGroups;
-  const auto* const x = static_cast<const uint8_t*>(block.values) + half * kTileBytes;
-  const int first = half * kTileRows;
-  GroupSums sums[2];
-  const auto sum_tile = [&](int64_t tile) {
-    if (half == 0 && s == 0)
-      for (int64_t i = 0; i < kTileRowBytes / kGroup; ++i) ahead.prefetch_part();
-    sum_groups<kInputs>(x + tile * kBlockTileBytes, weights.stripe + tile * kTileRowBytes * kStripe,
-                        num_groups - tile * kGroups, sums[tile % 2], std::make_integer_sequence<int, kGroups>());
+// The order of the products of a part: halves of blocks, stripes, tiles of inputs. After the last one the first one follows.
+struct TileOrder {
+  TileOrder(const StripeTask& task, const WeightPart& part, int64_t first_tile, int num_tiles)
+      : task(task), part(part), first_tile(first_tile), num_tiles(num_tiles) {
+    begin_stripe();
+  }
+
+  void advance() {
+    x += kBlockTileBytes;
+    w += kTileBytes;
+    if (++tile < num_tiles) return;
+    tile = 0;
+    if (++stripe == task.num_stripes) {
+      stripe = 0;
+      half = (half + 1) * kTileRows < task.num_rows ? half + 1 : 0;
+    }
+    begin_stripe();
+  }
+
+  void begin_stripe() {
+    const auto* const values = static_cast<const uint8_t*>(task.blocks[half / 2].values);
+    x = values + first_tile * kBlockTileBytes + half % 2 * kTileBytes;
+    w = part.codes[stripe][0];
+  }
+
+  const StripeTask& task;
+  const WeightPart& part;
+  int64_t first_tile;
+  int num_tiles, half = 0, stripe = 0, tile = 0;
+  const uint8_t* x;
+  const uint8_t* w;
+};
+
+// Loads the operands of group g of tile `next`, multiplies those of the group before, and stores the sums of the one before
+// that. Tiles 0 and 1 are the sums of even and odd groups, 4 and 5 their activations, and 6 and 7 their weights.
+template <int g>
+static CHAIRLIFT_INLINE void start_group(const TileOrder& next, unsigned slot, GroupSums& sums) {
+  constexpr int kBefore = 1 - g;
+  Tiles::store<g>(sums.bytes[(slot + kLead - 2) % kLead]);
+  Tiles::zero<kBefore>();
+  Tiles::dot_s8s8<kBefore, 4 + kBefore, 6 + kBefore>();
+  Tiles::load<6 + g>(next.w + g * kGroup * kStripe);
+  Tiles::load<4 + g>(next.x + g * kGroup);
+}
+
+// Adds the products of a part of the inputs to `outputs`.
+template <bool kMinimum>
+static void multiply_part(const StripeTask& task, const WeightPart& part, int64_t first_tile, int num_groups, Ahead& ahead,
+                          TileSums* outputs) {
+  const int num_tiles = (num_groups + kTileGroups - 1) / kTileGroups;
+  GroupSums sums;
+  TileOrder next(task, part, first_tile, num_tiles);
+  unsigned slot = 0;
+  const auto start = [&](auto index) CHAIRLIFT_ALWAYS {
+    start_group<index>(next, slot++, sums);
+    if (index == kTileGroups - 1) next.advance();
   };
-  Sums<kTileRows, 1> y;
+  const std::integral_constant<int, 0> even;
+  const std::integral_constant<int, 1> odd;
+  for (int tile = 0; tile < kLead / kTileGroups; ++tile) {
+    start(even);
+    start(odd);
+  }
+  for (int row = 0; row < task.num_rows; row += kTileRows) {
+    const ActivationBlock& block = task.blocks[row / kTiledBlockRows];
+    const int first = row % kTiledBlockRows;
+    for (int s = 0; s < task.num_stripes; ++s) {
+      const float* scale = block.scale + first_tile * kTileGroups * kTiledBlockRows + first;
+      const float* sum = static_cast<const float*>(block.sum) + first_tile * kTileGroups * kTiledBlockRows + first;
+      auto* const output = outputs[row / kTiledBlockRows].bytes[s] + first;
+      F y[kTileRows];
 #pragma GCC unroll 16
-  for (int m = 0; m < kTileRows; ++m) y.of[0][m] = zero();
-  sum_tile(0);
-  for (int64_t tile = 0; tile < num_tiles; ++tile) {
-    if (tile + 1 < num_tiles) sum_tile(tile + 1);
-    for (int64_t group = tile * kGroups; group < (tile + 1) * kGroups && group < num_groups; ++group) {
-      const GroupScale of_group = weights.scale(0, group);
-      const int64_t at = group * kInputs / kGroup * kTiledBlockRows + first;
-      const int32_t* const correction =
-          kInputs == kGroup ? block.correction + at : block.half_correction + group * kTiledBlockRows + first;
-      const auto* const sum = static_cast<const float*>(block.sum) + at;
+      for (int m = 0; m < kTileRows; ++m) y[m] = first_tile ? load(reinterpret_cast<const float*>(output[m])) : zero();
+      const auto add_group = [&](int g, auto index) CHAIRLIFT_ALWAYS {
+        const auto& of_rows = sums.bytes[slot % kLead];
+        start(index);
+        if (g >= num_groups) return;
+        const GroupScale of_group = {load(part.scales[s][g]), kMinimum ? load(part.minimums[s][g]) : zero()};
 #pragma GCC unroll 16
-      for (int m = 0; m < kTileRows; ++m) {
-        const I acc = iadd(iload(sums[tile % 2].bytes[group % kGroups][m]), start_of_group<Weights>(correction[m]));
-        y.of[0][m] = add_scaled<Weights>(acc, of_group, block.scale[at + m], correction[m], sum[m], y.of[0][m]);
+        for (int m = 0; m < kTileRows; ++m)
+          y[m] = add_scaled<SignedGroups<kMinimum>>(iload(of_rows[m]), of_group, scale[m], 0, kMinimum ? sum[m] : 0, y[m]);
+        scale += kTiledBlockRows;
+        sum += kTiledBlockRows;
+      };
+      for (int g = 0; g < num_tiles * kTileGroups; g += kTileGroups) {
+        if (first == 0 && s == 0)
+          for (int i = 0; i < kTileGroups; ++i) ahead.prefetch_part();
+        add_group(g, even);
+        add_group(g + 1, odd);
       }
+#pragma GCC unroll 16
+      for (int m = 0; m < kTileRows; ++m) store(reinterpret_cast<float*>(output[m]), y[m]);
     }
   }
-  add_outliers<Weights, kTiledBlockRows>(block, weights, y, first);
-  const int row = b * kTiledBlockRows + first;
-#pragma GCC unroll 16
-  for (int m = 0; m < kTileRows; ++m)
-    if (row + m < task.num_rows) put(task, row + m, s * kStripe, y.of[0][m]);
 }
 
-template <typename Weights>
-static void multiply_tiled_grouped(const StripeTask& task) {
-  Ahead ahead(task);
-  Tiles::configure(Weights::kInputs);
-  for (int b = 0; b < task.num_blocks; ++b)
-    for (int half = 0; half < 2 && b * kTiledBlockRows + half * kTileRows < task.num_rows; ++half)
-      for (int s = 0; s < task.num_stripes; ++s) multiply_grouped_half<Weights>(task, b, half, s, ahead);
-  Tiles::release();
+// Adds the products of outliers, and writes the outputs.
+template <WeightFormat kFormat>
+static void finish_grouped(const StripeTask& task, const TileSums* outputs) {
+  for (int row = 0; row < task.num_rows; row += kTileRows) {
+    const ActivationBlock& block = task.blocks[row / kTiledBlockRows];
+    const int first = row % kTiledBlockRows;
+    for (int s = 0; s < task.num_stripes; ++s) {
+      const PackedWeights<kFormat> weights(task.stripe + s * task.stripe_bytes, task.stripe_bytes, task.padded_inputs, 0);
+      const auto* const output = outputs[row / kTiledBlockRows].bytes[s] + first;
+      Sums<kTileRows, 1> y;
+#pragma GCC unroll 16
+      for (int m = 0; m < kTileRows; ++m) y.of[0][m] = load(reinterpret_cast<const float*>(output[m]));
+      add_outliers<PackedWeights<kFormat>, kTiledBlockRows>(block, weights, y, first);
+#pragma GCC unroll 16
+      for (int m = 0; m < kTileRows; ++m)
+        if (row + m < task.num_rows) put(task, row + m, s * kStripe, y.of[0][m]);
+    }
+  }
 }
 
 template <WeightFormat kFormat>
+static void multiply_tiled_grouped(const StripeTask& task) {
+  const int64_t num_groups = task.padded_inputs / kGroup;
+  WeightPart part;
+  TileSums outputs[kMaxBlocks];
+  Ahead ahead(task);
+  Tiles::configure(kGroup);
+  for (int64_t first = 0, end; first < num_groups; first = end) {
+    end = first + kPartTiles * kTileGroups < num_groups ? first + kPartTiles * kTileGroups : num_groups;
+    unpack_part<kFormat>(task, first, end, part);
+    multiply_part<group_format(kFormat).has_minimum>(task, part, first / kTileGroups, static_cast<int>(end - first), ahead,
+                                                     outputs);
+  }
+  Tiles::release();
+  finish_grouped<kFormat>(task, outputs);
+}
+
+// Groups of 16 inputs have no kernel, because their products are faster with vectors.
+template <WeightFormat kFormat>
 static void set_tiled_kernel(LinearTiles& tiles) {
-  if constexpr (is_grouped(kFormat)) {
+  if constexpr (is_grouped(kFormat) && group_format(kFormat).group == kGroup) {
     ProductKernel& kernel = tiles.of_many_rows[static_cast<int>(kFormat)];
-    kernel = {kTiledBlockRows, kTiledStripes, ActivationLayout::byte_tiles, nullptr};
+    kernel = {kTiledBlockRows, kTiledStripes, ActivationLayout::byte_tiles, multiply_tiled_grouped<kFormat>};
+    kernel.min_rows = kMinGroupedRows;
     share_tiles(kernel);
-    kernel.unpack = unpack<kFormat>;
-    kernel.multiply_unpacked = multiply_tiled_grouped<Unpacked<kFormat>>;
   }
 }
 

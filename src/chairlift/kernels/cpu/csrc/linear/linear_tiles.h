@@ -159,6 +159,7 @@ struct RowTarget {
 };
 
 constexpr int kMaxBlocks = 16;  // of rows that share weights in the caches
+constexpr int kMinManyRows = 16;  // rows of a call from which products use `of_many_rows`, or more
 
 // The product with weights of one format, and the layout of its activations.
 struct ProductKernel {
@@ -168,21 +169,20 @@ struct ProductKernel {
   // Converts values of a row to those of the layout; null where these are bytes, which have scales.
   void (*convert)(const float* y, int64_t count, void* out) = nullptr;
   // The same product from unpacked stripes, for tiles of at least min_unpacked_blocks blocks of rows. Null if stripes of
-  // this format are never unpacked; `multiply` is null if they always are.
+  // this format are never unpacked.
   int min_unpacked_blocks = 0;
   void (*unpack)(const uint8_t* stripe, int64_t padded_inputs, uint8_t* unpacked) = nullptr;
   void (*multiply_unpacked)(const StripeTask& task) = nullptr;
   // The blocks of rows of a task, at most: kMaxBlocks or fewer, which share the weights in the caches.
   int max_blocks = 1;
+  // The rows of a call from which a kernel of `of_many_rows` is used.
+  int min_rows = kMinManyRows;
   // The number of blocks of a tile, by the bytes of the values of a block. Null: see Linear::Tiling.
   int64_t (*row_blocks)(int64_t block_bytes) = nullptr;
   // Called by each thread before the first task and after the last one of a job, or null.
   void (*begin)() = nullptr;
   void (*end)() = nullptr;
 };
-
-// The rows of a call from which products use `of_many_rows`.
-constexpr int kMinManyRows = 16;
 
 struct LinearTiles {
   ProductKernel products[kNumWeightFormats];
@@ -199,7 +199,8 @@ struct LinearTiles {
   // four, or num_rows is rounded up to one.
   void (*interleave_words)(const uint8_t* rows, int64_t row_bytes, int num_rows, int64_t num_words, int block_rows,
                            uint8_t* values);
-  // Products with the same bits for calls with many rows, or kernels without functions.
+  // Products with the same bits for calls with many rows, or kernels without functions. A layer uses them if all of its
+  // matrices have one.
   ProductKernel of_many_rows[kNumWeightFormats] = {};
 };
 

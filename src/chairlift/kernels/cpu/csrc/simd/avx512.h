@@ -125,6 +125,7 @@ static inline I iset1(int32_t x) { return _mm512_set1_epi32(x); }
 static inline I iload(const void* p) { return _mm512_loadu_si512(p); }
 static inline void istore(void* p, I x) { _mm512_storeu_si512(p, x); }
 static inline I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
+static inline I isub_bytes(I a, I b) { return _mm512_sub_epi8(a, b); }
 static inline I iand(I a, I b) { return _mm512_and_si512(a, b); }
 static inline I ior(I a, I b) { return _mm512_or_si512(a, b); }
 static inline I shift_left(I x, int n) { return _mm512_slli_epi32(x, static_cast<unsigned>(n)); }

@@ -245,6 +245,10 @@ static inline void istore(void* p, I x) { std::memcpy(p, x.v, sizeof x.v); }
 static inline I iadd(I a, I b) {
   return parts<I>([&](int i) { return a.v[i] + b.v[i]; });
 }
+static inline I isub_bytes(I a, I b) {
+  typedef uint8_t Bytes __attribute__((vector_size(16)));
+  return parts<I>([&](int i) { return (IntPart)((Bytes)a.v[i] - (Bytes)b.v[i]); });
+}
 static inline I iand(I a, I b) {
   return parts<I>([&](int i) { return a.v[i] & b.v[i]; });
 }

@@ -37,19 +37,11 @@ struct Tiles {
       std::memcpy(static_cast<uint8_t*>(p) + m * stride, of(kTile) + m * kTileRowBytes, kTileRowBytes);
   }
 
-  // Sums of four products of signed (A) and unsigned (B) bytes, in int32.
+  // Sums of four products of signed (A) and unsigned or signed (B) bytes, in int32.
   template <int kC, int kA, int kB>
-  static void dot_s8u8() {
-    const auto* a = reinterpret_cast<const int8_t*>(of(kA));
-    const uint8_t* b = of(kB);
-    for (int m = 0; m < kTileRows; ++m) {
-      int32_t sums[16];
-      std::memcpy(sums, of(kC) + m * kTileRowBytes, kTileRowBytes);
-      for (int k = 0; k < row_bytes(kA); ++k)
-        for (int n = 0; n < 16; ++n) sums[n] += a[m * kTileRowBytes + k] * b[k / 4 * kTileRowBytes + n * 4 + k % 4];
-      std::memcpy(of(kC) + m * kTileRowBytes, sums, kTileRowBytes);
-    }
-  }
+  static void dot_s8u8() { dot_s8<uint8_t, kC, kA, kB>(); }
+  template <int kC, int kA, int kB>
+  static void dot_s8s8() { dot_s8<int8_t, kC, kA, kB>(); }
 
   // Sums of products of bfloat16, in float: those of even and of odd inputs are two chains of fma that start at zero, and
   // their sum is added to C. Denormal operands and results are zero (Intel 64 and IA-32 Architectures Software
@@ -88,6 +80,18 @@ struct Tiles {
   }
   static int num_rows(int tile) { return tile < kFirstRightTile ? kTileRows : state().operand_bytes / 4; }
   static int row_bytes(int tile) { return is_left(tile) ? state().operand_bytes : kTileRowBytes; }
+  template <typename Right, int kC, int kA, int kB>
+  static void dot_s8() {
+    const auto* a = reinterpret_cast<const int8_t*>(of(kA));
+    const auto* b = reinterpret_cast<const Right*>(of(kB));
+    for (int m = 0; m < kTileRows; ++m) {
+      int32_t sums[16];
+      std::memcpy(sums, of(kC) + m * kTileRowBytes, kTileRowBytes);
+      for (int k = 0; k < row_bytes(kA); ++k)
+        for (int n = 0; n < 16; ++n) sums[n] += a[m * kTileRowBytes + k] * b[k / 4 * kTileRowBytes + n * 4 + k % 4];
+      std::memcpy(of(kC) + m * kTileRowBytes, sums, kTileRowBytes);
+    }
+  }
   static float flush(float x) { return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x; }
   static float bf16(int tile, int row, int column) {
     uint16_t half;
@@ -132,6 +136,10 @@ struct Tiles {
   template <int kC, int kA, int kB>
   static void dot_s8u8() {
     __asm__ volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
+  }
+  template <int kC, int kA, int kB>
+  static void dot_s8s8() {
+    __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
   }
   template <int kC, int kA, int kB>
   static void dot_bf16() {

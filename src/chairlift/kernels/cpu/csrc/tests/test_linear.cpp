@@ -303,7 +303,10 @@ void check_feed(const Feed& feed, Random& random) {
   const int64_t rows = feed.rows, inputs = feed.inputs;
   std::vector<std::shared_ptr<const PackedMatrix>> parts = {
       random_matrix(feed.up, feed.has_parts ? kInner : 2 * kInner, inputs, random)};
-  const WeightFormat second = is_grouped(feed.up) ? WeightFormat::q8_0 : feed.up;
+  // Products of Q6_K have no kernel for many rows where those of Q4_K have one.
+  const WeightFormat second = feed.up == WeightFormat::q4_k ? WeightFormat::q6_k
+                              : is_grouped(feed.up)         ? WeightFormat::q8_0
+                                                            : feed.up;
   if (feed.has_parts) parts.push_back(random_matrix(second, kInner, inputs, random));
   const Linear up(parts, random.normals(2 * kInner), Prologue::rms_norm, random.normals(inputs), {}, 1e-5f);
   const Linear down({random_matrix(feed.down, kOutputs, kInner, random)}, {}, feed.gate, {}, {}, 0);
@@ -345,6 +348,10 @@ void check_many_rows(Random& random, const std::vector<WeightFormat>& formats) {
                    random);
   }
   set_cache_sizes({});
+  for (const WeightFormat format : formats)
+    for (const int64_t num_rows : {64, 81})
+      if (is_grouped(format))
+        check_case({format, Prologue::none, num_rows, num_rows == 64 ? 768 : 256, 40, true, random.below(2) == 1}, random);
   // Two tiles of 25 blocks of rows with one thread, which has four tiles of outputs, and then five of 10 with two threads.
   Pool::get().set_num_threads(1);
   if (!among(formats, {W::q4_0}).empty()) check_case({W::q4_0, Prologue::none, 200, 4096, 192, false, false}, random);
