@@ -125,7 +125,8 @@ load-test: venv ## Put a server under guidellm's load: 8 streams, 64 requests.
 # Other tests name their kernels, or do not depend on the kernels that were built.
 WITHOUT_KERNELS = $(addprefix tests/,cli/test_cli.py cli/test_chat.py cli/test_cli_plan.py engine/startup \
   engine/test_llm.py engine/test_async_llm.py engine/test_disk_prefix_cache.py loading/test_loading_quantized.py \
-  models/test_models_registry.py models/test_made_up_architecture.py worker test_imports.py) \
+  models/test_models_registry.py models/test_made_up_architecture.py worker/test_worker_token_masks.py \
+  test_imports.py) \
   $(wildcard tests/kernels/test_kernels_native_*.py)
 
 test-without-compiler: venv ## Install without a compiler, and run the tests that can differ (a choice: ARGS=...).
