@@ -138,7 +138,7 @@ def test_an_unexpected_error_can_be_read_and_is_logged(
     def breaks(*_: Any, **__: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(guarded.admission, "admit", breaks)
+    monkeypatch.setattr(guarded.admission, "open_call", breaks)
     answer = call(guarded, json=COMPLETION)
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "internal_server_error"
