@@ -2,7 +2,7 @@
 //
 // A stripe of int8 or bfloat16 weights is a sequence of tiles, and so are the activations. Rows are independent of each
 // other, and their inputs are added in ascending order, so a row has the same bits in any batch. int8 sums are exact and
-// converted as in linear_products.inl. The order of loops is that of linear/tile_blocking.h.
+// converted as in linear_products.inl.
 #pragma once
 
 #include <type_traits>
@@ -10,6 +10,7 @@
 #include "linear/linear_products.inl"
 #include "linear/outlier_channels.h"
 #include "linear/tile_blocking.h"
+#include "runtime/caches.h"
 #include "simd/simd.h"
 #include "simd/tiles.h"
 
@@ -34,14 +35,6 @@ static inline void zero_sums() {
 }
 
 template <bool kBothHalves, bool kBothStripes>
-static inline void load_sums(const TileSums& sums) {
-  Tiles::load<0>(sums.bytes[0]);
-  if (kBothHalves) Tiles::load<1>(sums.bytes[0][kTileRows]);
-  if (kBothStripes) Tiles::load<2>(sums.bytes[1]);
-  if (kBothHalves && kBothStripes) Tiles::load<3>(sums.bytes[1][kTileRows]);
-}
-
-template <bool kBothHalves, bool kBothStripes>
 static inline void store_sums(TileSums& sums) {
   Tiles::store<0>(sums.bytes[0]);
   if (kBothHalves) Tiles::store<1>(sums.bytes[0][kTileRows]);
@@ -61,30 +54,24 @@ static CHAIRLIFT_INLINE void prefetch_half_tile(const uint8_t* p) {
   for (int i = 0; i < kTileBytes / 2; i += kTileRowBytes) __builtin_prefetch(p + i);
 }
 
-// Adds the products of one tile of inputs. Meanwhile the next rows are prefetched, or if weights are streamed from the
-// second-level cache too, the rows and weights after them.
-template <bool kIsBf16, bool kBothHalves, bool kBothStripes, bool kStreamsWeights>
+// Adds the products of one tile of inputs. Meanwhile the rows and weights of the tile after the next one are prefetched.
+template <bool kIsBf16, bool kBothHalves, bool kBothStripes>
 static inline void add_tile(const uint8_t* x, const uint8_t* first, const uint8_t* second) {
-  constexpr int64_t kAhead = kStreamsWeights ? 2 : 1;
+  constexpr int64_t kAhead = 2;
   const auto prefetch_part = [&](int part) CHAIRLIFT_ALWAYS {
-    const int64_t half = part % 2 * kTileBytes / 2;
     if (kBothHalves || part < 2) prefetch_half_tile(x + kAhead * kBlockTileBytes + part * kTileBytes / 2);
-    if (kStreamsWeights && (kBothStripes || part < 2))
-      prefetch_half_tile((part < 2 ? first : second) + kAhead * kTileBytes + half);
+    if (kBothStripes || part < 2)
+      prefetch_half_tile((part < 2 ? first : second) + kAhead * kTileBytes + part % 2 * kTileBytes / 2);
   };
   Tiles::load<6>(first);
   Tiles::load<4>(x);
+  if constexpr (kBothHalves) Tiles::load<5>(x + kTileBytes);
+  if constexpr (kBothStripes) Tiles::load<7>(second);
   dot_tiles<kIsBf16, 0, 4, 6>();
   prefetch_part(0);
-  if constexpr (kBothHalves) {
-    Tiles::load<5>(x + kTileBytes);
-    dot_tiles<kIsBf16, 1, 5, 6>();
-  }
+  if constexpr (kBothHalves) dot_tiles<kIsBf16, 1, 5, 6>();
   prefetch_part(1);
-  if constexpr (kBothStripes) {
-    Tiles::load<7>(second);
-    dot_tiles<kIsBf16, 2, 4, 7>();
-  }
+  if constexpr (kBothStripes) dot_tiles<kIsBf16, 2, 4, 7>();
   prefetch_part(2);
   if constexpr (kBothHalves && kBothStripes) dot_tiles<kIsBf16, 3, 5, 7>();
   prefetch_part(3);
@@ -92,41 +79,28 @@ static inline void add_tile(const uint8_t* x, const uint8_t* first, const uint8_
 
 // Computes the sums of all blocks, and calls finish(block, sums, first_row, num_rows) for each. Values behind the last
 // input are zero, so that the weights there may be anything.
-template <bool kIsBf16, bool kBothStripes, bool kStreamsWeights, typename Finish>
-static inline void sum_blocks(const StripeTask& task, int64_t num_tiles, int64_t tiles_at_once, const Finish& finish) {
-  TileSums sums[kMaxBlocks];
-  Ahead ahead(task);
-  for (int64_t first = 0; first < num_tiles; first += tiles_at_once) {
-    const int64_t end = first + tiles_at_once < num_tiles ? first + tiles_at_once : num_tiles;
-    for (int b = 0; b < task.num_blocks; ++b) {
-      const int left = task.num_rows - b * kTiledBlockRows, num_rows = left < kTiledBlockRows ? left : kTiledBlockRows;
-      const auto* x = static_cast<const uint8_t*>(task.blocks[b].values);
-      const auto add_tiles = [&](auto both_halves) {
-        if (first == 0) zero_sums<both_halves, kBothStripes>();
-        else load_sums<both_halves, kBothStripes>(sums[b]);
-        for (int64_t i = first; i < end; ++i) {
-          for (int groups = kIsBf16 ? 1 : 2; groups; --groups) ahead.prefetch_part();
-          const uint8_t* const w = task.stripe + i * kTileBytes;
-          add_tile<kIsBf16, both_halves, kBothStripes, kStreamsWeights>(x + i * kBlockTileBytes, w,
-                                                                       w + task.stripe_bytes);
-        }
-        store_sums<both_halves, kBothStripes>(sums[b]);
-      };
-      if (num_rows > kTileRows) add_tiles(std::true_type{});
-      else add_tiles(std::false_type{});
-      if (end == num_tiles) finish(task.blocks[b], sums[b], b * kTiledBlockRows, num_rows);
-    }
-  }
-}
-
 template <bool kIsBf16, bool kBothStripes, typename Finish>
-static inline void sum_blocks_in_order(const StripeTask& task, const Finish& finish) {
+static inline void sum_blocks(const StripeTask& task, const Finish& finish) {
   constexpr int64_t kInputs = kTileRowBytes / (kIsBf16 ? 2 : 1);
   const int64_t num_tiles = (task.padded_inputs + kInputs - 1) / kInputs;
-  const int64_t at_once = tile_blocking(num_tiles, cache_sizes()).input_tiles;
-  if (task.num_blocks < kLeastSharingBlocks || at_once >= num_tiles)
-    return sum_blocks<kIsBf16, kBothStripes, true>(task, num_tiles, num_tiles, finish);
-  sum_blocks<kIsBf16, kBothStripes, false>(task, num_tiles, at_once, finish);
+  TileSums sums;
+  Ahead ahead(task);
+  for (int b = 0; b < task.num_blocks; ++b) {
+    const int left = task.num_rows - b * kTiledBlockRows, num_rows = left < kTiledBlockRows ? left : kTiledBlockRows;
+    const auto* const x = static_cast<const uint8_t*>(task.blocks[b].values);
+    const auto add_tiles = [&](auto both_halves) {
+      zero_sums<both_halves, kBothStripes>();
+      for (int64_t i = 0; i < num_tiles; ++i) {
+        for (int groups = kIsBf16 ? 1 : 2; groups; --groups) ahead.prefetch_part();
+        const uint8_t* const w = task.stripe + i * kTileBytes;
+        add_tile<kIsBf16, both_halves, kBothStripes>(x + i * kBlockTileBytes, w, w + task.stripe_bytes);
+      }
+      store_sums<both_halves, kBothStripes>(sums);
+    };
+    if (num_rows > kTileRows) add_tiles(std::true_type{});
+    else add_tiles(std::false_type{});
+    finish(task.blocks[b], sums, b * kTiledBlockRows, num_rows);
+  }
 }
 
 // --- bfloat16 -------------------------------------------------------------------------------------------------------
@@ -140,10 +114,9 @@ static void put_sums(const StripeTask& task, const TileSums& sums, int first, in
 
 template <int kStripes>
 static void multiply_bf16_tiles(const StripeTask& task) {
-  sum_blocks_in_order<true, kStripes == 2>(
-      task, [&](const ActivationBlock&, const TileSums& sums, int first, int num_rows) {
-        put_sums<kStripes>(task, sums, first, num_rows);
-      });
+  sum_blocks<true, kStripes == 2>(task, [&](const ActivationBlock&, const TileSums& sums, int first, int num_rows) {
+    put_sums<kStripes>(task, sums, first, num_rows);
+  });
 }
 
 // Denormal operands and results of vectors are zero while it exists, as those of products of tiles always are.
@@ -248,18 +221,37 @@ static void gather_outlier_weights(const StripeTask& task, OutlierWeights& to) {
     }
 }
 
-// Converts the sums of a row. `dense`: the sums of its outliers at chosen inputs, or null.
-template <int kStripes>
-static inline void finish_int8_row(const StripeTask& task, const ActivationBlock& block, const TileSums& sums,
-                                   const TileSums* dense, int m, int row) {
-  I acc[kStripes];
-  sum_outliers(task, block, task.stripe, m, acc);
-  for (int s = 0; s < kStripes; ++s) {
-    if (dense) acc[s] = iadd(acc[s], iload(dense->bytes[s][m]));
-    const uint8_t* const scales = task.stripe + s * task.stripe_bytes + task.padded_inputs * kStripe;
-    const F y = scale_sum(acc[s], iadd(iload(sums.bytes[s][m]), iset1(block.correction[m])), block.scale[m]);
-    put(task, row, s * kStripe, mul(y, load(reinterpret_cast<const float*>(scales))));
+// Converts the sums of the rows of a block. `dense`: the sums of their outliers at chosen inputs, or null. kIsWhole: whether
+// all columns are stored as they are.
+template <int kStripes, bool kIsWhole>
+static inline void finish_int8_rows(const StripeTask& task, const ActivationBlock& block, const TileSums& sums,
+                                    const TileSums* dense, int first, int num_rows) {
+  const int64_t list_ints = outlier_list_ints(task.padded_inputs);
+  F scales[kStripes];
+  for (int s = 0; s < kStripes; ++s)
+    scales[s] = load(reinterpret_cast<const float*>(task.stripe + s * task.stripe_bytes + task.padded_inputs * kStripe));
+  for (int m = 0; m < num_rows; ++m) {
+    const bool has_list = block.outlier_lists[m * list_ints] != 0;
+    I multiples[kStripes];
+    if (has_list) sum_outliers(task, block, task.stripe, m, multiples);
+    else for (int s = 0; s < kStripes; ++s) multiples[s] = iset1(static_cast<const int32_t*>(block.sum)[m]);
+#pragma GCC unroll 2
+    for (int s = 0; s < kStripes; ++s) {
+      if (dense) multiples[s] = iadd(multiples[s], iload(dense->bytes[s][m]));
+      const I rest = iadd(iload(sums.bytes[s][m]), iset1(block.correction[m]));
+      const F y = mul(scale_sum(multiples[s], rest, block.scale[m]), scales[s]);
+      if (kIsWhole) store(task.out + (first + m) * task.out_stride + s * kStripe, y);
+      else put(task, first + m, s * kStripe, y);
+    }
   }
+}
+
+template <int kStripes>
+static inline void finish_int8(const StripeTask& task, const ActivationBlock& block, const TileSums& sums,
+                               const TileSums* dense, int first, int num_rows) {
+  const bool is_whole = !task.add && !task.bias && task.num_columns >= kStripes * kStripe;
+  if (is_whole) finish_int8_rows<kStripes, true>(task, block, sums, dense, first, num_rows);
+  else finish_int8_rows<kStripes, false>(task, block, sums, dense, first, num_rows);
 }
 
 template <int kStripes>
@@ -268,17 +260,16 @@ static void multiply_int8_tiles(const StripeTask& task) {
   OutlierWeights weights;
   const bool has_dense = *task.blocks->num_outliers != 0;
   if (has_dense) gather_outlier_weights(task, weights);
-  sum_blocks_in_order<false, kBothStripes>(
+  sum_blocks<false, kBothStripes>(
       task, [&](const ActivationBlock& block, const TileSums& sums, int first, int num_rows) {
         TileSums dense;
         if (has_dense) {
           zero_sums<true, kBothStripes>();
-          add_tile<false, true, kBothStripes, false>(static_cast<const uint8_t*>(block.outlier_values), weights.tiles[0],
-                                                     weights.tiles[1]);
+          add_tile<false, true, kBothStripes>(static_cast<const uint8_t*>(block.outlier_values), weights.tiles[0],
+                                              weights.tiles[1]);
           store_sums<true, kBothStripes>(dense);
         }
-        for (int m = 0; m < num_rows; ++m)
-          finish_int8_row<kStripes>(task, block, sums, has_dense ? &dense : nullptr, m, first + m);
+        finish_int8<kStripes>(task, block, sums, has_dense ? &dense : nullptr, first, num_rows);
       });
 }
 
@@ -302,7 +293,7 @@ static void multiply_few_int8(const StripeTask& task) {
   }
   for (int s = 0; s < kStripes; ++s)
     for (int m = 0; m < kRows; ++m) istore(sums.bytes[s][m], acc[s][m]);
-  for (int m = 0; m < kRows; ++m) finish_int8_row<kStripes>(task, *task.blocks, sums, nullptr, m, m);
+  finish_int8<kStripes>(task, *task.blocks, sums, nullptr, 0, kRows);
 }
 
 template <int kStripes>
@@ -329,9 +320,7 @@ static void multiply_tiled_bf16(const StripeTask& task) {
 // Lets blocks of rows share the weights in the caches.
 static void share_tiles(ProductKernel& kernel) {
   kernel.max_blocks = kMaxBlocks;
-  kernel.row_blocks = [](int64_t block_bytes) {
-    return tile_blocking(block_bytes / kBlockTileBytes, cache_sizes()).row_blocks;
-  };
+  kernel.row_blocks = [](int64_t block_bytes) { return tile_blocks(block_bytes, second_level_cache()); };
 }
 
 static ProductKernel tiled_kernel(ActivationLayout layout, void (*multiply)(const StripeTask&)) {

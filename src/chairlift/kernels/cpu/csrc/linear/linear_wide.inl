@@ -18,7 +18,7 @@ constexpr int64_t kStripeWordBytes = kStripe * kWordBytes;
 
 // The parts of equal size whose weights fill a quarter of the second-level cache. block_bytes: of the inputs of a block.
 static inline int64_t num_wide_parts(int64_t block_bytes) {
-  const int64_t weight_bytes = block_bytes / kWideRows * kTileStripes * kStripe, most = cache_sizes().second / 4;
+  const int64_t weight_bytes = block_bytes / kWideRows * kTileStripes * kStripe, most = second_level_cache() / 4;
   return most > 0 ? (weight_bytes + most - 1) / most : 1;
 }
 
@@ -97,7 +97,7 @@ static ProductKernel wide_kernel(ActivationLayout layout) {
   ProductKernel kernel = {kWideRows, kTileStripes, layout, multiply_wide<Product>};
   kernel.max_blocks = kMaxBlocks;
   kernel.row_blocks = [](int64_t block_bytes) {  // their rows fill half of the cache, a part of the inputs at a time
-    const int64_t blocks = cache_sizes().second / 2 * num_wide_parts(block_bytes) / block_bytes;
+    const int64_t blocks = second_level_cache() / 2 * num_wide_parts(block_bytes) / block_bytes;
     return blocks < 1 ? 1 : blocks < kMaxBlocks ? blocks : kMaxBlocks;
   };
   return kernel;

@@ -5,25 +5,23 @@
 namespace chairlift {
 namespace {
 
-CacheSizes reported() {
-  CacheSizes sizes = {0, 0};
-#if defined(_SC_LEVEL1_DCACHE_SIZE) && defined(_SC_LEVEL2_CACHE_SIZE)
-  sizes = {sysconf(_SC_LEVEL1_DCACHE_SIZE), sysconf(_SC_LEVEL2_CACHE_SIZE)};
+int64_t reported() {
+  int64_t bytes = 0;
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+  bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
 #endif
-  if (sizes.first <= 0) sizes.first = 32 << 10;
-  if (sizes.second <= 0) sizes.second = 1 << 20;
-  return sizes;
+  return bytes > 0 ? bytes : 1 << 20;
 }
 
-CacheSizes& current() {
-  static CacheSizes sizes = reported();
-  return sizes;
+int64_t& current() {
+  static int64_t bytes = reported();
+  return bytes;
 }
 
 }  // namespace
 
-const CacheSizes& cache_sizes() { return current(); }
+int64_t second_level_cache() { return current(); }
 
-void set_cache_sizes(CacheSizes sizes) { current() = sizes.first ? sizes : reported(); }
+void set_second_level_cache(int64_t bytes) { current() = bytes ? bytes : reported(); }
 
 }  // namespace chairlift

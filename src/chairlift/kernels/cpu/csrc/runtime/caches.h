@@ -1,18 +1,14 @@
-// The sizes of the caches of a core.
+// The size of the second-level cache of a core.
 #pragma once
 
 #include <cstdint>
 
 namespace chairlift {
 
-struct CacheSizes {
-  int64_t first, second;  // bytes of the first-level data cache and of the second-level cache
-};
+// The bytes that the operating system reports; 1 MiB where it reports none.
+int64_t second_level_cache();
 
-// Those that the operating system reports; 32 KiB and 1 MiB where it reports none.
-const CacheSizes& cache_sizes();
-
-// Changes the sizes for this process, for tests; zeros restore them.
-void set_cache_sizes(CacheSizes sizes);
+// Changes the size for this process, for tests; 0 restores it.
+void set_second_level_cache(int64_t bytes);
 
 }  // namespace chairlift

@@ -336,18 +336,18 @@ void check_feeds(Random& random, const std::vector<WeightFormat>& formats) {
   CHECK(!odd.can_feed(gated));  // 20 outputs of the gate are not whole stripes
 }
 
-// Many rows, in small caches, so that tiles are multiplied in several parts of rows and inputs.
+// Many rows, in small caches, so that they are multiplied in several parts.
 void check_many_rows(Random& random, const std::vector<WeightFormat>& formats) {
   using W = WeightFormat;
-  for (const CacheSizes caches : {CacheSizes{4 << 10, 64 << 10}, CacheSizes{24 << 10, 256 << 10}, CacheSizes{48 << 10, 2 << 20}}) {
-    set_cache_sizes(caches);
+  for (const int64_t cache : {64 << 10, 256 << 10, 2 << 20}) {
+    set_second_level_cache(cache);
     for (const WeightFormat format : among(formats, {W::int8, W::bf16, W::q4_0, W::q6_k}))
       for (const int64_t num_rows : {20, 23, 97, 150})
         check_case({format, Prologue::rms_norm, num_rows, random.among<int64_t>({256, 512, is_grouped(format) ? 768 : 736}), 70, true,
                     random.below(2) == 1},
                    random);
   }
-  set_cache_sizes({});
+  set_second_level_cache(0);
   for (const WeightFormat format : formats)
     for (const int64_t num_rows : {64, 81})
       if (is_grouped(format))
@@ -357,16 +357,13 @@ void check_many_rows(Random& random, const std::vector<WeightFormat>& formats) {
   if (!among(formats, {W::q4_0}).empty()) check_case({W::q4_0, Prologue::none, 200, 4096, 192, false, false}, random);
 }
 
-// The orders of loops that were measured on a CPU with these caches.
-void check_blocking() {
-  const auto has = [](int64_t num_tiles, int64_t input_tiles, int64_t row_blocks) {
-    const TileBlocking found = tile_blocking(num_tiles, {48 << 10, 2 << 20});
-    return found.input_tiles == input_tiles && found.row_blocks == row_blocks;
-  };
-  CHECK(has(2048 / 64, 8, 8));
-  CHECK(has(8192 / 64, 128, 4));
-  CHECK(has(2048 / 32, 8, 8));
-  CHECK(has(8192 / 32, 8, 16));
+// The numbers of blocks that were measured on a CPU with these caches.
+void check_tile_blocks() {
+  const auto blocks = [](int64_t row_bytes) { return tile_blocks(kTiledBlockRows * row_bytes, 2 << 20); };
+  CHECK(blocks(512) == 8);
+  CHECK(blocks(2048) == 8);
+  CHECK(blocks(8192) == 4);
+  CHECK(blocks(16384) == 8);
 }
 
 // Rows whose inputs 8, 9 and 11 are outliers, and one of the others in each row.
@@ -477,7 +474,7 @@ void check_packing(Random& random) {
 
 void test_linear() {
   Random random(1);
-  check_blocking();
+  check_tile_blocks();
   check_outlier_channels();
   check_packing(random);
   const std::vector<WeightFormat> formats = new_formats();
