@@ -51,7 +51,7 @@ LAYOUTS = ["llama", "mistral", "gemma3", "gemma4", "granite4_h", "falcon_h1", "l
 def squeezed_runs() -> list[Any]:
     """(architecture, kernels, squeeze): the hardest squeezes, in chunks and whole, of every architecture, and the
     others of every layout of memory, which is all that they depend on. With torch's kernels those architectures are
-    preempted whose attention, states or positions no other one has.
+    preempted whose attention, states or positions no other one has, and all of them on a CUDA device, if there is one.
 
     `test_models_parity.py` compares whole prompts and chunks of every architecture with every kernel set.
     """
@@ -61,7 +61,10 @@ def squeezed_runs() -> list[Any]:
         runs += [(arch, "torch", HARDEST[0])] * (
             arch in (*LAYOUTS, "deepseek_v2", "gpt_oss", "nemotron_h", "olmo_hybrid", "opt")
         )
-    return [pytest.param(*run, marks=[needs_native] if run[1] == "native" else []) for run in runs]
+        if torch.cuda.is_available():
+            runs.append((arch, "cuda", HARDEST[0]))
+    marks = {"native": needs_native, "cuda": pytest.mark.gpu}
+    return [pytest.param(*run, marks=[marks[run[1]]] if run[1] in marks else []) for run in runs]
 
 
 def make_prompts() -> list[list[int]]:
@@ -137,7 +140,8 @@ def test_greedy_tokens_are_those_of_transformers(
     arch: str, kernels: str, squeeze: str, tiny_model_dir: Callable[..., Path]
 ) -> None:
     folder = tiny_model_dir(arch)
-    answers, steps = engine_answers(folder, kernels=kernels, **SQUEEZES[squeeze])
+    where = {"kernels": "torch", "device": "cuda", "dtype": "float32"} if kernels == "cuda" else {"kernels": kernels}
+    answers, steps = engine_answers(folder, **where, **SQUEEZES[squeeze])
     assert answers == reference_tokens(folder, answers)
     if squeeze.startswith("preempted"):
         has_windows = any(len(blocks) for step in steps for blocks in step.released_blocks.values())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import reference_kernels as reference
 from chairlift.errors import ConfigError
-from chairlift.kernels import torch_ops, torch_plan
+from chairlift.kernels import torch_ops
 from chairlift.kernels.activations import ACTIVATIONS, GATED_SUFFIX, activation_kernel
 from chairlift.kernels.attention import AttentionShape, KVCache, QKNorm, RotaryStep
 from chairlift.kernels.interface import NO_PROLOGUE, Prologue
@@ -19,7 +19,7 @@ from chairlift.kernels.kernel_memory import TILE_BYTES
 from chairlift.kernels.kernel_set import get_kernels
 from chairlift.kernels.torch_attention import TorchAttention
 from chairlift.kernels.torch_kernels import TORCH
-from chairlift.kernels.torch_plan import cut_tiles
+from chairlift.kernels.torch_plan import TILE_OVERHEAD_BYTES, cut_tiles
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.rotary import rotary_table
 from packed_steps import Tables, pack
@@ -101,7 +101,7 @@ def test_attention_over_shapes(head_dim: int, heads: tuple[int, int], block_size
 def test_attention_over_tiles_and_windows(monkeypatch: pytest.MonkeyPatch, tile_bytes: int, window: int | None) -> None:
     torch.manual_seed(0)
     monkeypatch.setitem(TILE_BYTES, "cpu", tile_bytes)
-    monkeypatch.setattr(torch_plan, "TILE_OVERHEAD_BYTES", tile_bytes)
+    monkeypatch.setitem(TILE_OVERHEAD_BYTES, "cpu", tile_bytes)
     shape = AttentionShape(4, 2, 16, 0.3, torch.float32, CPU)
     work = [(i, length - 1, length) for i, length in enumerate((5, 90, 1, 17, 16, 64, 88, 3))]
     out, expected = attend_both(shape, Tables(64, 8), [*work, (8, 30, 60)], window, with_rotary=False)
@@ -189,24 +189,28 @@ def test_a_plan_serves_layers_of_several_windows() -> None:
         assert_close(out, expected)
 
 
-@given(st.lists(st.integers(1, 300), max_size=40), st.integers(1, 1 << 16), st.integers(1, 1 << 22))
-def test_tiles_are_consecutive(num_blocks: list[int], block_bytes: int, tile_bytes: int) -> None:
+@given(
+    st.lists(st.integers(1, 300), max_size=40),
+    st.integers(1, 1 << 16),
+    st.integers(1, 1 << 22),
+    st.sampled_from(sorted(TILE_OVERHEAD_BYTES.values())),
+)
+def test_tiles_are_consecutive(num_blocks: list[int], block_bytes: int, tile_bytes: int, overhead: int) -> None:
     num_blocks.sort(reverse=True)
-    tiles = cut_tiles(num_blocks, block_bytes, tile_bytes)
+    tiles = cut_tiles(num_blocks, block_bytes, tile_bytes, overhead)
     assert [row for start, stop in tiles for row in range(start, stop)] == list(range(len(num_blocks)))
     for start, stop in tiles:
         held = (stop - start) * num_blocks[start]
         assert stop - start == 1 or held * block_bytes <= tile_bytes
         padding = held - sum(num_blocks[start:stop])
-        assert padding * block_bytes <= torch_plan.TILE_OVERHEAD_BYTES
+        assert padding * block_bytes <= overhead
 
 
 def test_a_tile_ends_at_too_much_padding_or_at_the_size_of_the_cache() -> None:
-    block = torch_plan.TILE_OVERHEAD_BYTES
-    assert cut_tiles([9, 9, 8, 8], block, 100 * block) == [(0, 3), (3, 4)]
-    assert cut_tiles([9, 9, 8, 8], block // 2, 100 * block) == [(0, 4)]
-    assert cut_tiles([9, 9, 8, 8], block // 2, 9 * block) == [(0, 2), (2, 4)]
-    assert cut_tiles([], block, block) == []
+    assert cut_tiles([9, 9, 8, 8], 2, 200, overhead_bytes=2) == [(0, 3), (3, 4)]
+    assert cut_tiles([9, 9, 8, 8], 1, 200, overhead_bytes=2) == [(0, 4)]
+    assert cut_tiles([9, 9, 8, 8], 1, 18, overhead_bytes=2) == [(0, 2), (2, 4)]
+    assert cut_tiles([], 1, 1, overhead_bytes=2) == []
 
 
 def test_a_window_at_the_end_of_the_longest_table() -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 
 from chairlift.kernels.attention import AttentionMetadata, AttentionShape, KVCache
 from chairlift.kernels.kernel_memory import TILE_BYTES
 
-TILE_OVERHEAD_BYTES = 1 << 18
+TILE_OVERHEAD_BYTES: Final = {"cpu": 1 << 18, "cuda": 1 << 27}
 """The amount of padding that takes as much time as the calls for one more tile."""
 
 
@@ -124,6 +125,7 @@ class AttentionPlanner:
         self._heads = torch.arange(shape.num_kv_heads, device=shape.device)
         self._scratch = torch.empty((2, 0), dtype=shape.dtype, device=shape.device)
         self._tile_bytes = TILE_BYTES[shape.device.type]
+        self._overhead_bytes = TILE_OVERHEAD_BYTES[shape.device.type]
 
     def plan(self, metadata: AttentionMetadata) -> TorchAttentionPlan:
         starts, seq_lens = metadata.query_start_loc_host, metadata.seq_lens_host
@@ -158,7 +160,8 @@ class AttentionPlanner:
         piece_bytes = metadata.block_size * self._shape.head_dim * self._shape.dtype.itemsize
         block_bytes = 2 * self._shape.num_kv_heads * piece_bytes
         tiles = []
-        for start, stop in cut_tiles([span.num_blocks for span in spans], block_bytes, self._tile_bytes):
+        num_blocks = [span.num_blocks for span in spans]
+        for start, stop in cut_tiles(num_blocks, block_bytes, self._tile_bytes, self._overhead_bytes):
             part = slice(start, stop)
             gather = self._gather(metadata, sequences[part], first_blocks[part], spans[start].num_blocks)
             first_keys = first_blocks[part] * metadata.block_size
@@ -225,7 +228,9 @@ def make_spans(metadata: AttentionMetadata, sliding_window: int | None) -> list[
     return spans
 
 
-def cut_tiles(num_blocks: Sequence[int], block_bytes: int, tile_bytes: int) -> list[tuple[int, int]]:
+def cut_tiles(
+    num_blocks: Sequence[int], block_bytes: int, tile_bytes: int, overhead_bytes: int
+) -> list[tuple[int, int]]:
     """Divide sequences into tiles, each padded to its longest sequence.
 
     A tile ends where its padding would take more time than another tile, or where it would exceed `tile_bytes`.
@@ -234,6 +239,7 @@ def cut_tiles(num_blocks: Sequence[int], block_bytes: int, tile_bytes: int) -> l
         num_blocks: the number of blocks of each sequence, descending.
         block_bytes: the bytes of K and V of one block.
         tile_bytes: the maximum size of a tile.
+        overhead_bytes: the padding that takes as much time as one more tile.
 
     Returns:
         Consecutive ranges [start, stop) of sequences.
@@ -244,7 +250,7 @@ def cut_tiles(num_blocks: Sequence[int], block_bytes: int, tile_bytes: int) -> l
         longest = num_blocks[start]
         padding += longest - blocks
         too_large = (i + 1 - start) * longest * block_bytes > tile_bytes
-        if i > start and (too_large or padding * block_bytes > TILE_OVERHEAD_BYTES):
+        if i > start and (too_large or padding * block_bytes > overhead_bytes):
             tiles.append((start, i))
             start, padding = i, 0
     if num_blocks:
