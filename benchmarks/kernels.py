@@ -85,6 +85,12 @@ READ: Final = "read"
 ISA_UNITS: Final = {"amx": {"int8": "tile_s8", "bf16": "tile_bf16"}, "avx512-bf16": {"bf16": "dot_bf16"}}
 """The operations of products that an instruction set has instructions for, by instruction set and format."""
 
+TILED_ROWS: Final = 64
+"""Minimum number of rows for which tiles multiply weights with scales of 32 inputs."""
+
+HALF_GROUPS: Final = ("q2_k", "q3_k", "q6_k")
+"""The formats with scales of 16 inputs, which tiles do not multiply."""
+
 LAYERS: Final = "layers"
 """Name of the linear layers of all decoder layers together."""
 
@@ -130,12 +136,14 @@ class CeilingMeter:
         return {name: speed for name, speed in (speeds | {READ: self._buffer.measure(0.0)}).items() if speed}
 
 
-def unit_of(weight_format: str, isa: str) -> str:
-    """The operation of products with matrices in this format, one of UNITS."""
+def unit_of(weight_format: str, isa: str, rows: int) -> str:
+    """The operation of products of this many rows with matrices in this format, one of UNITS."""
     if unit := ISA_UNITS.get(isa, {}).get(weight_format):
         return unit
     if weight_format in (*FLOATS, "f8_e4m3"):
         return "fma"
+    if isa == "amx" and rows >= TILED_ROWS and weight_format not in HALF_GROUPS:
+        return "tile_s8"
     return "dot_u8s8" if weight_format in EIGHT_BIT else "dot_u7s8"
 
 
@@ -169,8 +177,8 @@ class LinearPass:
         self._max_rows = max_rows
         self._calls: list[tuple[Product, LinearKernel]] = []
         self._tapes: dict[int, _native.Tape] = {}
-        self._row_work: defaultdict[str, KernelWork] = defaultdict(KernelWork)
-        self._formats: defaultdict[str, set[str]] = defaultdict(set)
+        self._row_operations: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._weight_bytes: Counter[str] = Counter()
         products = [product for layer in config.layers for product in layer_products(layer)]
         for product in (*products, head_product(config)):
             self._add(product, parts_of(product.matrix))
@@ -183,10 +191,9 @@ class LinearPass:
         linear = self._kernels.make_linear(NativeMatrix(matrices, spec.kernel), None, _prologue(product))
         self._calls.append((product, linear))
         for matrix in matrices:
-            operations = {unit_of(matrix.format, native.isa()): 2.0 * matrix.out_features * spec.in_features}
             for name in {spec.kernel, LM_HEAD if spec.kernel == LM_HEAD else LAYERS}:
-                self._row_work[name] += KernelWork(operations, matrix.num_bytes)
-                self._formats[name].add(matrix.format)
+                self._row_operations[name][matrix.format] += 2 * matrix.out_features * spec.in_features
+                self._weight_bytes[name] += matrix.num_bytes
         if width not in self._inputs:
             self._inputs[width] = torch.randn((self._max_rows, width), generator=self._generator)
 
@@ -235,14 +242,17 @@ class LinearPass:
     @property
     def formats(self) -> dict[str, str]:
         """The formats of the matrices of each kernel."""
-        return {name: ", ".join(sorted(found)) for name, found in self._formats.items()}
+        return {name: ", ".join(sorted(found)) for name, found in self._row_operations.items()}
 
     def work(self, rows: int) -> dict[str, KernelWork]:
         """The work of each kernel in one pass, which reads every weight once."""
-        return {
-            name: KernelWork({unit: rows * amount for unit, amount in work.operations.items()}, work.num_bytes)
-            for name, work in self._row_work.items()
-        }
+        work = {}
+        for name, row_operations in self._row_operations.items():
+            operations: Counter[str] = Counter()
+            for weight_format, amount in row_operations.items():
+                operations[unit_of(weight_format, native.isa(), rows)] += rows * amount
+            work[name] = KernelWork(operations, self._weight_bytes[name])
+        return work
 
 
 def native_prologue(product: Product) -> str:
