@@ -38,9 +38,6 @@ class TorchAttention(AttentionBackend[TorchAttentionPlan]):
             )
         super().__init__(shape)
         self._planner = AttentionPlanner(shape)
-        if shape.device.type == "cuda":
-            # It compiles a plan for each new shape, which takes two milliseconds, and shapes change in every step.
-            torch.backends.cuda.enable_cudnn_sdp(False)
 
     def plan(self, metadata: AttentionMetadata) -> TorchAttentionPlan:
         return self._planner.plan(metadata)

@@ -11,7 +11,8 @@ With T tokens, N sequences, L slots of the longest one, hidden size H, inner siz
                       recurrence of F inputs, C channels and O outputs in float32, T (F + 6 C + 6 O), and 4 N states
     gathered K, V     one tile or the longest sequence of one layer, twice, because it may grow within a step
     masks             for every chunk and decode over all L keys, one set for each window, backend and group
-    scores            only with a soft cap or sinks, for which torch has no fused kernel: T heads L (4 twice, and b)
+    scores            only with a soft cap or sinks, for which torch has no fused kernel: T heads L (4 twice, and b),
+                      and the gathered keys in float32
 
 The sum is an upper bound, because these are never all in memory at the same time.
 """
@@ -110,6 +111,8 @@ class TorchMemory(KernelMemory):
         if heads:
             value = 8 + self.value_bytes
             yield MemoryItem("scores of attention", sizes.num_tokens * heads * sizes.length * value)
+            if self.value_bytes < 4:
+                yield MemoryItem("keys in float32", self._gathered(sizes).num_bytes // self.value_bytes)
 
 
 def _recurrence(recurrence: RecurrenceSizes, tokens: int, num_seqs: int) -> MemoryItem:

@@ -169,6 +169,9 @@ def load_model(config: EngineConfig) -> LoadedModel:
     if config.device_type == "cuda" and not torch.cuda.is_available():
         found = f"this build of torch ({torch.__version__}) finds no CUDA device"
         raise ConfigError(f"device={config.device}: {found}; use cpu")
+    if config.device_type == "cuda":
+        # cuDNN would compile a plan for each new shape, which takes two milliseconds, and shapes change in every step.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     device = torch.device(config.device)
     sampling = load_sampling_defaults(files, config.generation_config, config.override_generation_config)
     choice = choose_kernels(config, model_config.dtype, is_pooling=pooling is not None)

@@ -185,7 +185,8 @@ static inline KeyProduct key_product(const Work& work, const Operands& operands,
   const int64_t row_bytes = static_cast<int64_t>(work.shape.head_dim) * value_bytes(KVType::bf16);
   KeyProduct product = {{}, row_bytes, operands.query + tile.head * work.rows_per_head * kPairBytes, operands.part_bytes,
                         static_cast<int64_t>(work.num_rows) * kPairBytes, operands.num_parts, transposed};
-  // A group of 16 keys is in one block. Those before the first key that the block of queries sees are read as well.
+  // A group of 16 keys is in one block. Keys that no query sees are read as well, and may be unwritten: masks replace their
+  // scores.
   const int first = at.begin / kTileRows * kTileRows;
   for (int key = 0; key < kKeyTile; key += kTileRows)
     product.keys[key / kTileRows] =
@@ -223,8 +224,9 @@ static void attend_all_tiled(const Work& work, const Operands& operands, const S
   attend_splits<type>(work, splits, next, [&](const State& state, const TileWork& tile) {
     const int num_vectors = (tile.tile.rows->end + kLanes - 1) / kLanes;
     NextRows ahead = {tile.next, static_cast<int64_t>(work.shape.head_dim) * value_bytes(type), operands.reads_keys, 0};
-    if (operands.reads_keys) Products::multiply_keys(key_product(work, operands, tile, transposed), num_vectors);
-    else load_tiled_keys<type>(work, operands, tile.tile, tile.next);
+    if constexpr (Products::kReadsKeys)
+      if (operands.reads_keys) Products::multiply_keys(key_product(work, operands, tile, transposed), num_vectors);
+    if (!operands.reads_keys) load_tiled_keys<type>(work, operands, tile.tile, tile.next);
     load_tiled_values<type>(work, operands, tile.tile, ahead);
     if (operands.reads_keys) transpose_scores(transposed, work.rows_per_head, num_vectors, scores);
     for (int first = 0; first < work.rows_per_head; first += kTileRows) {

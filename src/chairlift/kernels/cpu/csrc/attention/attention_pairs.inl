@@ -61,7 +61,6 @@ struct PairInstructions {
       store(p.c + row * kProductColumns + group * kTileRows, sums);
     });
   }
-  static void multiply_keys(const KeyProduct&, int) {}
   template <typename Put>
   static void multiply_each(const TileProduct& p, int num_groups, const Put& put) {
     switch (num_groups) {

@@ -319,7 +319,7 @@ static void multiply_tiled_bf16(const StripeTask& task) {
 
 // Lets blocks of rows share the weights in the caches.
 static void share_tiles(ProductKernel& kernel) {
-  kernel.max_blocks = kMaxBlocks;
+  kernel.max_blocks = kMostSharingBlocks;
   kernel.row_blocks = [](int64_t block_bytes) { return tile_blocks(block_bytes, second_level_cache()); };
 }
 

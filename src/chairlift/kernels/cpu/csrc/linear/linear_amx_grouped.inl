@@ -1,4 +1,4 @@
-// Compiled for instruction sets with tiles: products of weights with scales of 32 inputs, with many rows.
+// Compiled for instruction sets with tiles: products of weights with groups of 32 inputs, with many rows.
 //
 // Stripes are unpacked for some inputs at a time, to signed codes and float scales in the first-level cache, and multiplied with
 // all rows of a task. The sum of each group of inputs is a product of tiles whose operands have the inputs of one group. It is
@@ -18,7 +18,7 @@
 
 namespace chairlift::CHAIRLIFT_ISA {
 
-constexpr int kMinGroupedRows = 64;                  // measured: fewer rows are slower than vectors (docs/adr/0033)
+constexpr int kMinGroupedRows = 64;                  // 16 rows are not faster than with vectors in all formats (docs/adr/0033)
 constexpr int kTileGroups = kTileRowBytes / kGroup;  // groups of a tile of inputs
 constexpr int kPartTiles = 4;                        // tiles of inputs that are unpacked at a time
 constexpr int kLead = 8;                             // a multiple of kTileGroups, for constant tile registers
@@ -180,7 +180,7 @@ template <WeightFormat kFormat>
 static void multiply_tiled_grouped(const StripeTask& task) {
   const int64_t num_groups = task.padded_inputs / kGroup;
   WeightPart part;
-  TileSums outputs[kMaxBlocks];
+  TileSums outputs[kMostSharingBlocks];
   Ahead ahead(task);
   Tiles::configure(kGroup);
   for (int64_t first = 0, end; first < num_groups; first = end) {

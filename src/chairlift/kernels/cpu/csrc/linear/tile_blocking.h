@@ -11,12 +11,12 @@ namespace chairlift {
 constexpr int kTiledBlockRows = 2 * kTileRows;  // rows of a block of activations
 constexpr int kTiledStripes = 2;                // stripes that are multiplied at once
 constexpr int64_t kBlockTileBytes = kTiledBlockRows * kTileRowBytes;  // of a block, for a tile of inputs
-constexpr int kLeastSharingBlocks = 4;  // fewer blocks do not share weights
+constexpr int kLeastSharingBlocks = 4;  // if fewer have their rows in the cache, kMostSharingBlocks share weights
 constexpr int kMostSharingBlocks = 8;
 
 // The number of blocks of rows that are multiplied with two stripes, whose weights remain in the caches meanwhile: as many as
-// have their rows in half of the second-level cache, or if that is fewer than kLeastSharingBlocks, as many as are read from
-// beyond it in the least time. Measured on a CPU with caches of 48 KiB and 2 MiB (docs/adr/0033).
+// have their rows in half of the second-level cache, or if that is fewer than kLeastSharingBlocks, eight. Of 4, 8 and 16 blocks
+// these took the least time on a CPU with caches of 2 MiB, except that 16 took as long as 8 beyond the cache.
 //
 // block_bytes: of the values of a block.
 inline int64_t tile_blocks(int64_t block_bytes, int64_t second_level_cache) {

@@ -122,7 +122,6 @@ static inline I iset1(int32_t x) { return _mm256_set1_epi32(x); }
 static inline I iload(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 static inline void istore(void* p, I x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }
 static inline I iadd(I a, I b) { return _mm256_add_epi32(a, b); }
-static inline I isub_bytes(I a, I b) { return _mm256_sub_epi8(a, b); }
 static inline I iand(I a, I b) { return _mm256_and_si256(a, b); }
 static inline I ior(I a, I b) { return _mm256_or_si256(a, b); }
 static inline I shift_left(I x, int n) { return _mm256_slli_epi32(x, n); }

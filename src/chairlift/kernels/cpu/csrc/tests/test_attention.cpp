@@ -354,6 +354,9 @@ void test_attention() {
         check_case(c, random);
       }
     }
+    for (const auto& [num_heads, num_kv_heads] : {std::pair{16, 1}, std::pair{9, 3}, std::pair{17, 1}})
+      for (const int64_t window : {0, 30})
+        check_case({{num_heads, num_kv_heads, 64, 0.2f, type, nullptr, nullptr, 0.0f}, {{1, 130}, {1, 65}}, 16, window, true, false}, random);
     Case latent = {{5, 1, kMaxHeadDim, 0.03f, type, nullptr, nullptr, 0.0f, 64}, {{1, 130}, {33, 70}}, 16, 0, true, false};
     latent.shape.kv_projections = 1;
     latent.keys_are_values = true;

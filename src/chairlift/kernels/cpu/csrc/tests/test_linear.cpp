@@ -351,7 +351,8 @@ void check_many_rows(Random& random, const std::vector<WeightFormat>& formats) {
   for (const WeightFormat format : formats)
     for (const int64_t num_rows : {64, 81})
       if (is_grouped(format))
-        check_case({format, Prologue::none, num_rows, num_rows == 64 ? 768 : 256, 40, true, random.below(2) == 1}, random);
+        for (const int64_t num_inputs : num_rows == 64 ? std::vector<int64_t>{96, 576} : std::vector<int64_t>{32, 352})
+          check_case({format, Prologue::none, num_rows, round_up(num_inputs, block_inputs(format)), 40, true, random.below(2) == 1}, random);
   // Two tiles of 25 blocks of rows with one thread, which has four tiles of outputs, and then five of 10 with two threads.
   Pool::get().set_num_threads(1);
   if (!among(formats, {W::q4_0}).empty()) check_case({W::q4_0, Prologue::none, 200, 4096, 192, false, false}, random);
