@@ -26,7 +26,7 @@ from request_runner import SAMPLING, RequestRunner, RequestSpec
 pytestmark = needs_native
 
 ISAS = [] if unavailable_reason() else load().available_isas()
-MAX_EXAMPLES = 10
+MAX_EXAMPLES = 6
 SPARE_BLOCKS = 40
 
 

@@ -43,26 +43,24 @@ SQUEEZES: dict[str, dict[str, Any]] = {
     "preempted": {"num_kv_blocks": 24, "block_size": 4, "max_num_batched_tokens": 24, "max_num_seqs": 8},
     "preempted, cache off": {"num_kv_blocks": 24, "block_size": 4, "enable_prefix_caching": False, "max_num_seqs": 8},
 }
-HARDEST = ("preempted", "preempted, cache off")
+HARDEST = "preempted"
 LAYOUTS = ["llama", "mistral", "gemma3", "gemma4", "granite4_h", "falcon_h1", "lfm2", "qwen3_5", "glm4_moe_lite"]
 """An architecture of each layout of memory: windows, groups of layers, shared K and V, kinds of state, and latents."""
 
 
 def squeezed_runs() -> list[Any]:
-    """(architecture, kernels, squeeze): the hardest squeezes, in chunks and whole, of every architecture, and the
-    others of every layout of memory, which is all that they depend on. With torch's kernels those architectures are
-    preempted whose attention, states or positions no other one has, and all of them on a CUDA device, if there is one.
+    """(architecture, kernels, squeeze): the hardest squeeze of every architecture, and the others of every layout of
+    memory, which is all that they depend on. With torch's kernels every layout is preempted, and those architectures
+    whose attention no other one has; on a CUDA device, if there is one, all architectures are.
 
     `test_models_parity.py` compares whole prompts and chunks of every architecture with every kernel set.
     """
     runs = []
     for arch in ARCHITECTURES:
-        runs += [(arch, "native", squeeze) for squeeze in (SQUEEZES if arch in LAYOUTS else HARDEST)]
-        runs += [(arch, "torch", HARDEST[0])] * (
-            arch in (*LAYOUTS, "deepseek_v2", "gpt_oss", "nemotron_h", "olmo_hybrid", "opt")
-        )
+        runs += [(arch, "native", squeeze) for squeeze in (SQUEEZES if arch in LAYOUTS else [HARDEST])]
+        runs += [(arch, "torch", HARDEST)] * (arch in (*LAYOUTS, "gpt_oss", "opt"))
         if torch.cuda.is_available():
-            runs.append((arch, "cuda", HARDEST[0]))
+            runs.append((arch, "cuda", HARDEST))
     marks = {"native": needs_native, "cuda": pytest.mark.gpu}
     return [pytest.param(*run, marks=[marks[run[1]]] if run[1] in marks else []) for run in runs]
 
@@ -197,7 +195,7 @@ def test_logits_do_not_depend_on_batch_chunks_blocks_or_threads(
     """
     folder = tiny_model_dir(arch)
     alone = answers_with_logprobs(folder, num_threads=1, max_num_seqs=1, **FORMATS[formats])
-    for squeeze in ("chunked", "small blocks", "preempted"):
+    for squeeze in ("small blocks", "preempted"):
         assert answers_with_logprobs(folder, num_threads=2, **FORMATS[formats], **SQUEEZES[squeeze]) == alone, squeeze
 
 
