@@ -140,7 +140,8 @@ sanitize-address: KIND = address,undefined
 sanitize-thread: KIND = thread
 sanitize-address sanitize-thread: sanitize-%: $(TOOLS)
 	@cmake -S . -B build/sanitized-$* -G Ninja -DCHAIRLIFT_SANITIZE=$(KIND) > /dev/null
-	@MAKEFLAGS= nice -n 19 cmake --build build/sanitized-$* --parallel  # Other targets of CI wait for each other.
+# The other targets wait for the environment, so this compilation has the lowest priority.
+	@MAKEFLAGS= nice -n 19 cmake --build build/sanitized-$* --parallel
 	@build/sanitized-$*/kernel_tests
 
 check: venv ## Lint, format, types, import contracts, lines of each package.

@@ -61,6 +61,10 @@ def test_simulation_and_its_numbers_need_no_torch() -> None:
     check_imports(modules, set(HEAVY) - {"numpy"})
 
 
+def test_the_options_of_a_server_load_no_framework() -> None:
+    check_imports(["chairlift.cli.serve", "chairlift.server.serve"], {"fastapi", "pydantic", "torch"})
+
+
 def test_every_public_name_can_be_imported() -> None:
     for name in chairlift.__all__:
         assert getattr(chairlift, name).__name__ == name

@@ -19,8 +19,8 @@ from chairlift.errors import ConfigError
 _KEY: Final = "option"
 
 _ADVICE: Final = {
-    "-hf -hfr --hf-repo": "use model",
-    "-m --model hf hfr hf_repo": "write the model without the name of an option, as in `chairlift COMMAND MODEL`",
+    "-m -hf -hfr --hf-repo": "use model",
+    "-m -hf -hfr --hf-repo --model": "write the model without the name of an option, as in `chairlift COMMAND MODEL`",
     "gpu_memory_utilization": "use kv_cache_memory_bytes",
     "-c n_ctx ctx_size": "use max_model_len",
     "-np parallel": "use max_num_seqs",
@@ -50,8 +50,10 @@ _ADVICE: Final = {
     "best_of": "leave it out, because answers are not ranked",
     "disable_log_requests uvicorn_log_level": "use access_log_format=none",
 }
-FOREIGN_OPTIONS: Final = {name: advice for names, advice in _ADVICE.items() for name in names.split()}
-"""Options of vLLM and llama.cpp that an engine or server does not have, with advice."""
+FOREIGN_OPTIONS: Final = {
+    name: [advice for names, advice in _ADVICE.items() if name in names.split()] for name in " ".join(_ADVICE).split()
+}
+"""Options of vLLM and llama.cpp that an engine or server does not have, with advice in the order of preference."""
 
 _OPTION_NAME: Final = re.compile(r'(?<=\buse )[a-z_]+|(?<![\w"])[a-z]+(?:_[a-z]+)+')
 """The name of an option in advice: the word after `use`, and each name of several words without quotation marks."""
@@ -138,7 +140,7 @@ def foreign_advice(name: str, known: Iterable[str], own_names: Mapping[str, str]
     """
     words, renamed = name.lstrip("-").replace("-", "_"), own_names or {}
     own = {each.lstrip("-").replace("-", "_") for each in known}
-    for advice in filter(None, map(FOREIGN_OPTIONS.get, (name, words.removeprefix("no_")))):
+    for advice in (*FOREIGN_OPTIONS.get(name, ()), *FOREIGN_OPTIONS.get(words.removeprefix("no_"), ())):
         if own.issuperset(renamed.get(each, each) for each in _OPTION_NAME.findall(advice)):
             if name == words:
                 return _OPTION_NAME.sub(lambda found: renamed.get(found[0], found[0]), advice)

@@ -172,6 +172,8 @@ def test_bench_throughput_prints_a_table_or_one_json_line(tiny_model_dir: Callab
         (["serve", "-ngl", "99"], "-ngl is not an option: leave it out, because an engine uses one device"),
         (["serve", "-hf", "a/b:Q4_K_M"], "-hf is not an option: .*, as in `chairlift COMMAND MODEL`"),
         (["generate", "-hf", "a/b"], "-hf is not an option: use --model$"),
+        (["serve", "-m", "a"], "-m is not an option: .*, as in `chairlift COMMAND MODEL`"),
+        (["bench", "throughput", "--hf-repo", "a/b"], "--hf-repo is not an option: use --model$"),
         (["serve", "a/b-GGUF:Q4_K_M", "--port", "0"], "on the Hugging Face hub write a/b-GGUF, or a/b-GGUF/FILE.gguf"),
         (["chat", "--model", "x"], "--model is not an option: .*, as in `chairlift COMMAND MODEL`"),
         (["generate", "--enable-lora", "hi"], "--enable-lora is not an option: .* because --lora-modules and --max-l"),

@@ -139,6 +139,7 @@ def test_a_variable_that_no_option_has_is_an_error(served: dict[str, Any], name:
         ("max-num-seq: 3", r"serve.yaml: max-num-seq is not an option: did you mean max-num-seqs\?"),
         ("served-model-name: [a, b]", r'must be one name, got \["a", "b"\]: set aliases in models'),
         ("zzz: 3", "zzz is not an option; options are model, host, port,"),
+        ("hf: a/b", "hf is not an option; options are"),
         ("help: true", "help is not an option"),
         ('access-log: "a\\0b"', "serve.yaml: access-log contains a null character: remove it"),
         ("max-num-seqs: many", 'max-num-seqs from config=.*: unable to convert "many" into int'),

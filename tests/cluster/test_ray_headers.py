@@ -67,6 +67,30 @@ def test_the_settings_of_a_cluster_put_the_filter_in_front_of_ray_serve(monkeypa
     assert all(value.isascii() for _, value in found)
 
 
+def test_a_response_has_the_request_id_of_the_answer_alone() -> None:
+    pytest.importorskip("ray")
+    from ray.serve._private.http_util import RequestIdMiddleware
+
+    async def request_ids(*headers: tuple[bytes, bytes]) -> list[bytes]:
+        sent: list[Any] = []
+
+        async def app(_scope: Any, _receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": list(headers)})
+
+        async def send(message: Any) -> None:
+            sent.extend(message["headers"])
+
+        (middleware,) = middlewares()
+        scope = {"type": "http", "headers": [(b"x-request-id", b"of-the-client")]}
+        await middleware.cls(RequestIdMiddleware(app))(scope, None, send)
+        assert [name for name, _ in sent if name != b"x-request-id"] == [b"a"]
+        return [value for name, value in sent if name == b"x-request-id"]
+
+    own, other = (b"x-request-id", b"cmpl-1"), (b"a", b"b")
+    assert asyncio.run(request_ids(own, other)) == [b"cmpl-1"]
+    assert asyncio.run(request_ids(other)) == [b"of-the-client"]
+
+
 def test_files_of_a_cluster_are_in_the_private_folder_of_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/a-long-name")
     settings = read_settings()

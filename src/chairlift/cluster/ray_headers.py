@@ -1,4 +1,4 @@
-"""Removes the headers with which a client could control Ray Serve, before Ray Serve reads them.
+"""Removes the headers with which a client could control Ray Serve, and the request id that Ray Serve adds to answers.
 
 Ray Serve calls `middlewares` for each of its HTTP servers, because deploy/ray/cluster.env names it.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from starlette.middleware import Middleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 RAY_HEADERS: Final = (
     b"x-request-timeout-seconds",
@@ -22,7 +22,10 @@ REQUEST_ID: Final = b"x-request-id"
 
 
 class RayHeaderFilter:
-    """An ASGI application that hides RAY_HEADERS, and a request id that is not ASCII, from another one."""
+    """An ASGI application that hides RAY_HEADERS, and a request id that is not ASCII, from another one.
+
+    Of several request ids of a response, the first one remains: Ray Serve appends its own to that of the answer.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -30,7 +33,15 @@ class RayHeaderFilter:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if "headers" in scope:
             scope = {**scope, "headers": [(name, value) for name, value in scope["headers"] if _passes(name, value)]}
-        await self._app(scope, receive, send)
+
+        async def send_one_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                ids = [header for header in message["headers"] if header[0] == REQUEST_ID]
+                kept = [header for header in message["headers"] if header[0] != REQUEST_ID or header is ids[0]]
+                message = {**message, "headers": kept}
+            await send(message)
+
+        await self._app(scope, receive, send_one_id)
 
 
 def _passes(name: bytes, value: bytes) -> bool:

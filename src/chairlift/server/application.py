@@ -23,8 +23,9 @@ from chairlift.server.access.event_readers import EventReaders
 from chairlift.server.api import engine, health, models, requests
 from chairlift.server.api.routes import ENDPOINTS, EndpointCaller, make_router
 from chairlift.server.http.body_limits import BodyLimitMiddleware
-from chairlift.server.http.browser_access import ANY, EXPOSED_HEADERS, allow_hosts
+from chairlift.server.http.browser_access import ANY, EXPOSED_HEADERS
 from chairlift.server.http.error_responses import describe_error, error_response
+from chairlift.server.http.host_filter import host_filter
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
@@ -141,16 +142,16 @@ def _add_middlewares(app: FastAPI, options: ServeOptions) -> None:
             allow_headers=(ANY,),
             expose_headers=EXPOSED_HEADERS,
         )
-    app.add_middleware(allow_hosts, hosts=options.hosts)
+    app.add_middleware(host_filter, hosts=options.hosts)
 
 
 def _add_routes(app: FastAPI, manager: ModelManager, admission: AdmissionController, options: ServeOptions) -> None:
-    readers = EventReaders(options.access.keys)
-    page = PageData(manager, admission, readers, options.has_page_control, options.simulate_policy)
+    keys = options.access.keys
+    page = PageData(manager, admission, EventReaders(keys), options.has_page_control, options.simulate_policy)
     tagged = {
         "Generation and embeddings": [make_router(ENDPOINTS, EndpointCaller(manager, admission))],
         "Models": [models.router(manager)],
-        "Engine and requests": [engine.router(manager, readers), requests.router(manager, admission)],
+        "Engine and requests": [engine.router(manager, EventReaders(keys)), requests.router(manager, admission)],
         "Health": [health.router(manager, admission)],
         "Pages": [file_router(), page.router()],
     }

@@ -304,7 +304,7 @@ def test_text_that_is_not_valid_unicode_is_a_400(server: RunningServer) -> None:
 
 def test_health(server: RunningServer) -> None:
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
-    assert [httpx.request(method, f"{server.url}/ping").status_code for method in ("GET", "POST")] == [200, 200]
+    assert [httpx.request(method, f"{server.url}/ping").json() for method in ("GET", "POST")] == [{"status": "ok"}] * 2
     assert httpx.get(f"{server.url}/version").json() == {"version": __version__}
 
 

@@ -151,6 +151,8 @@ def test_a_stream_can_be_read(guarded: RunningServer) -> None:
     assert is_readable(answer)
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.text.endswith("data: [DONE]\n\n")
+    exposed = answer.headers["access-control-expose-headers"].split(", ")
+    assert {"x-request-id", "request-id"} <= {*exposed} & answer.headers.keys()
 
 
 def test_the_openai_client_works_in_a_page(guarded: RunningServer) -> None:

@@ -203,6 +203,8 @@ def test_the_readers_of_a_key_are_limited_and_a_closed_stream_is_not_counted(gua
         refused = get(guarded, path, ADMIN)
         assert refused.status_code == 429
         assert "this key reads 16 event streams, the maximum: close one" in refused.json()["error"]["message"]
+        (other,) = {"/v1/page/events", "/v1/events"} - {path}
+        assert opened.enter_context(stream(guarded, other, ADMIN)).status_code == 200, "each path has its own limit"
         assert can_open(OWN) == (path == "/v1/page/events"), "streams of one key do not count for another"
     wait_for(can_open)
 

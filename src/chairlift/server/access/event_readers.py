@@ -34,11 +34,13 @@ class EventReaders:
         if self._num_open[key.tenant] >= MAX_READERS:
             raise HTTPException(429, f"this key reads {MAX_READERS} event streams, the maximum: close one")
         self._num_open[key.tenant] += 1
-        return EventStream(self._while_valid(key, source), lambda: self._num_open.subtract((key.tenant,)))
+        events = self._while_valid(key, self._keys.identity(key), source)
+        return EventStream(events, lambda: self._num_open.subtract((key.tenant,)))
 
-    async def _while_valid(self, key: Key, source: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
-        """The events until the source ends, or the key is revoked or changed."""
-        identity = self._keys.identity(key)
+    async def _while_valid(
+        self, key: Key, identity: object, source: AsyncGenerator[bytes, None]
+    ) -> AsyncIterator[bytes]:
+        """The events until the source ends, or the key no longer has the identity."""
         async with aclosing(source):
             following = asyncio.ensure_future(anext(source, None))
             try:

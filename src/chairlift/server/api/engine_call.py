@@ -153,7 +153,8 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
         await self._start()
         self.record.ignored = ignored = self._ignored_fields(unfollowed)
         response = await self.respond()
-        response.headers.update({"x-request-id": self.id, "request-id": self.id})  # OpenAI's and Anthropic's clients
+        # Clients of OpenAI read the first name, and clients of Anthropic the second.
+        response.headers.update({"x-request-id": self.id, "request-id": self.id})
         if ignored:
             response.headers[IGNORED_HEADER] = ", ".join(ignored)
         return response

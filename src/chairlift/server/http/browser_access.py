@@ -1,9 +1,6 @@
-"""The hosts that requests may name, and the web pages that may call the server.
+"""The values of the options of hosts that requests may name, and of web pages that may call the server.
 
-Starlette's TrustedHostMiddleware checks the hosts. This prevents DNS rebinding, in which a web page changes the address
-of its own name to 127.0.0.1 after it was loaded. The browser then treats the page and a server on the loopback as one
-origin, so that the page can read responses. Its requests still contain the name of the page in `Host`. Pages of other
-origins need cross-origin resource sharing (Fetch standard, section 3.3).
+Pages of other origins need cross-origin resource sharing (Fetch standard, section 3.3).
 """
 
 from __future__ import annotations
@@ -13,21 +10,14 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from starlette.datastructures import Headers
-from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
 from chairlift.errors import ConfigError
 from chairlift.options import parse_names, split_names
-from chairlift.server.http.error_responses import error_response
-from chairlift.server.protocol.base import ErrorInfo
 
 ANY: Final = "*"
 LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]", "*.localhost")
-EXPOSED_HEADERS: Final = ("Retry-After", "x-should-retry")
-"""Response headers that pages may read in addition to the standard ones. Clients use them to retry."""
+EXPOSED_HEADERS: Final = ("Retry-After", "x-should-retry", "x-request-id", "request-id")
+"""Response headers that pages may read besides the standard ones: when to retry, and the id of an answer."""
 
-_ALLOWED: Final = "chairlift.allowed_host"
 _HOST: Final = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\*")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
 
@@ -78,26 +68,3 @@ def parse_origins(text: str | Sequence[str], name: str = "allowed_origins") -> t
                 'without a path or trailing slash, or "*" for every origin'
             )
     return origins
-
-
-def allow_hosts(app: ASGIApp, hosts: Sequence[str]) -> ASGIApp:
-    """The application for requests to these hosts. Others get the status 400, with a message that names the option."""
-
-    async def allow(scope: Scope, _receive: Receive, _send: Send) -> None:
-        scope[_ALLOWED] = True
-
-    async def discard(_message: Message) -> None:
-        pass
-
-    check = TrustedHostMiddleware(allow, hosts, www_redirect=False)
-
-    async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        await check(scope, receive, discard)
-        if scope.pop(_ALLOWED, False):
-            await app(scope, receive, send)
-            return
-        text = "the Host header must name an allowed host (start the server with --allowed-hosts), got "
-        info = ErrorInfo(message=f"{text}{Headers(scope=scope).get('host', '')!r:.80}", type="invalid_request_error")
-        await error_response(scope, 400, info)(scope, receive, send)
-
-    return call
