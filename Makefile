@@ -122,7 +122,7 @@ load-test: venv ## Put a server under guidellm's load: 8 streams, 64 requests.
 	  --profile kind=concurrent,streams=8 --constraint kind=max_requests,count=64 \
 	  --data kind=json_file,path=tests/clients/prompts.json
 
-# Other tests name their kernels, or do not depend on the kernels that were built. Of the tests of LLM, these compute.
+# Other tests name their kernels, or do not depend on the kernels that were built. Of the tests of LLM, these are a choice of those that compute.
 LLM_TESTS := the_capital_of_france chat_uses_the_template_and_stops_by_itself a_seed_gives_the_same_answer_in_any_batch \
   logprobs_of_output_and_prompt
 WITHOUT_KERNELS = $(addprefix tests/,cli/test_cli.py cli/test_chat.py cli/test_cli_plan.py engine/startup \

@@ -51,14 +51,16 @@ LAYOUTS = ["llama", "mistral", "gemma3", "gemma4", "granite4_h", "falcon_h1", "l
 def squeezed_runs() -> list[Any]:
     """(architecture, kernels, squeeze): the hardest squeeze of every architecture, and the others of every layout of
     memory, which is all that they depend on. With torch's kernels every layout is preempted, and those architectures
-    whose attention no other one has; on a CUDA device, if there is one, all architectures are.
+    whose attention, states or positions no other one has; on a CUDA device, if there is one, all architectures are.
 
     `test_models_parity.py` compares whole prompts and chunks of every architecture with every kernel set.
     """
     runs = []
     for arch in ARCHITECTURES:
         runs += [(arch, "native", squeeze) for squeeze in (SQUEEZES if arch in LAYOUTS else [HARDEST])]
-        runs += [(arch, "torch", HARDEST)] * (arch in (*LAYOUTS, "gpt_oss", "opt"))
+        runs += [(arch, "torch", HARDEST)] * (
+            arch in (*LAYOUTS, "deepseek_v2", "gpt_oss", "nemotron_h", "olmo_hybrid", "opt")
+        )
         if torch.cuda.is_available():
             runs.append((arch, "cuda", HARDEST))
     marks = {"native": needs_native, "cuda": pytest.mark.gpu}
@@ -195,7 +197,7 @@ def test_logits_do_not_depend_on_batch_chunks_blocks_or_threads(
     """
     folder = tiny_model_dir(arch)
     alone = answers_with_logprobs(folder, num_threads=1, max_num_seqs=1, **FORMATS[formats])
-    for squeeze in ("small blocks", "preempted"):
+    for squeeze in ("chunked", "small blocks", "preempted"):
         assert answers_with_logprobs(folder, num_threads=2, **FORMATS[formats], **SQUEEZES[squeeze]) == alone, squeeze
 
 
