@@ -120,6 +120,22 @@ def test_a_stop_token_is_reported(llm: LLM) -> None:
     assert (answer.token_ids, answer.finish_reason, answer.stop_reason) == (tokens[:3], "stop", tokens[2])
 
 
+def test_an_eos_token_is_reported_only_if_it_is_ignored_as_such(llm: LLM) -> None:
+    eos = llm.engine.tokenizer.eos_token_id
+    assert eos is not None
+    for ignores in (False, True):
+        params = SamplingParams(
+            max_tokens=8,
+            stop_token_ids=[eos],
+            ignore_eos=ignores,
+            logit_bias={eos: 100.0},
+            include_stop_str_in_output=True,
+        )
+        answer = llm.generate("The capital of France is", params)[0].outputs[0]
+        assert (answer.token_ids, answer.finish_reason) == ([eos], "stop")
+        assert answer.stop_reason == (eos if ignores else None), ignores
+
+
 def test_logprobs_of_output_and_prompt(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=1)
     (output,) = llm.generate("The capital of France is", params)

@@ -323,6 +323,9 @@ class InputProcessor:
         stop_token_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos_token_ids)
         self.constraints.compile(params)
         params = self.constraints.resolve(params, stop_token_ids)
+        eos = getattr(self.tokenizer, "eos_token_id", None)
+        if eos in params.stop_token_ids and not params.ignore_eos:  # As in vLLM, EOS is no `stop_reason`.
+            params = replace(params, stop_token_ids=[each for each in params.stop_token_ids if each != eos])
         max_tokens = default if params.max_tokens is None else params.max_tokens
         is_forced = params.ignore_eos and not params.stop and not params.stop_token_ids
         self._num_made += 1

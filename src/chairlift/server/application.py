@@ -18,7 +18,7 @@ from starlette.routing import Route
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.errors import ChairliftError, ConfigError
 from chairlift.server.access.admission import AdmissionController
-from chairlift.server.access.call import KeyMiddleware, is_admin_call
+from chairlift.server.access.call import KeyMiddleware, call_of
 from chairlift.server.access.event_readers import EventReaders
 from chairlift.server.api import engine, health, models, requests
 from chairlift.server.api.routes import ENDPOINTS, EndpointCaller, make_router
@@ -114,8 +114,7 @@ def create_models_app(
     app.state.admission = admission
     app.state.models = manager
     _add_middlewares(app, options)
-    if listeners:
-        app.add_middleware(CallLogMiddleware, find=manager.find_sequences, listeners=listeners)
+    app.add_middleware(CallLogMiddleware, find=manager.find_sequences, listeners=listeners)
     for kind in (ChairliftError, HTTPException):
         app.add_exception_handler(kind, _respond_to_error)
     app.add_exception_handler(ClientDisconnect, _end_call)
@@ -168,4 +167,4 @@ async def _end_call(_request: Request, _error: Exception) -> Response:
 
 
 async def _respond_to_error(request: Request, error: Exception) -> Response:
-    return error_response(request.scope, *describe_error(request, error, is_admin=is_admin_call(request)))
+    return error_response(request.scope, *describe_error(request, error, is_admin=call_of(request).key.is_admin))

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chairlift.errors import ConfigError
 from chairlift.server.access.access_options import AccessOptions, is_loopback
-from chairlift.server.access.call import KeyMiddleware
+from chairlift.server.access.call import Call, KeyMiddleware
 from chairlift.server.access.keys import (
     Key,
     KeyRing,
@@ -89,7 +89,10 @@ async def answer_ok(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def status_of(app: ASGIApp, headers: dict[str, bytes]) -> int:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+    async def opened(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, "state": {"call": Call()}}, receive, send)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(opened), base_url="http://server") as client:
         return (await client.get("/v1/models", headers=headers)).status_code
 
 

@@ -71,6 +71,7 @@ def test_without_a_key_there_is_a_401_in_the_form_of_the_path(server: RunningSer
             assert answer.status_code == 401
             assert answer.json()["error"]["code"] == "invalid_api_key"
             assert answer.headers["www-authenticate"] == "Bearer"
+            assert answer.headers["x-request-id"] == answer.headers["request-id"]
     answer = httpx.post(f"{server.url}/v1/messages", json={})
     assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
     answer = httpx.get(f"{server.url}/v1/models", headers={"anthropic-version": "2023-06-01"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -85,6 +86,50 @@ def test_other_ids_are_found_in_log_and_path(
     found = httpx.get(f"{api_server.url}/v1/requests/{answer.json()['id']}", verify=NO_TLS)
     assert found.status_code == 200
     wait_for_line(api_server, answer.json()["id"])
+
+
+@pytest.mark.parametrize(("path", "body"), CALLS)
+def test_the_id_of_a_header_is_used_unless_the_body_has_one(
+    api_server: RunningServer, path: str, body: dict[str, Any]
+) -> None:
+    headers = {"X-Request-Id": "of-a-proxy"}
+    ids = []
+    for fields in ({}, {"request_id": "of-the-body"}, {"stream": True}):
+        answer = httpx.post(api_server.url + path, json={**body, **fields}, headers=headers, verify=NO_TLS)
+        assert answer.status_code == 200
+        ids.append(answer.headers["x-request-id"])
+        assert answer.headers.get_list("x-request-id") == answer.headers.get_list("request-id") == ids[-1:]
+    prefix = ids[0].removesuffix("of-a-proxy")
+    assert ids == [prefix + "of-a-proxy", prefix + "of-the-body", prefix + "of-a-proxy"]
+    assert prefix != ids[0]
+    wait_for_line(api_server, ids[0])
+
+
+@pytest.mark.parametrize("given", ["a b", "a/b", "\xe9", "x" * 129, "..", ""])
+def test_an_unsafe_id_of_a_header_is_not_used(api_server: RunningServer, given: str) -> None:
+    headers = {"X-Request-Id": given.encode("latin-1")}
+    for path, status in (("/v1/models", 200), ("/v1/model", 404)):
+        answer = httpx.get(api_server.url + path, headers=headers, verify=NO_TLS)
+        assert answer.status_code == status
+        assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
+
+
+def test_errors_have_an_id_that_is_in_the_log(api_server: RunningServer) -> None:
+    path, headers = f"{api_server.url}/v1/completions", {"Content-Type": "application/json"}
+    answers = {
+        400: httpx.post(path, content=b"{", headers=headers, verify=NO_TLS),
+        404: httpx.get(path + "/none", verify=NO_TLS),
+        405: httpx.get(path, verify=NO_TLS),
+        413: httpx.post(path, content=b" " * (1 << 24), headers=headers, verify=NO_TLS),
+    }
+    ids = {answer.headers["x-request-id"] for answer in answers.values()}
+    assert [answer.status_code for answer in answers.values()] == list(answers)
+    assert len(ids) == len(answers), "each has an id of its own"
+    assert ids == {answer.headers["request-id"] for answer in answers.values()}
+    for call_id in ids:
+        wait_for_line(api_server, call_id)
+    chosen = httpx.get(path, headers={"X-Request-Id": "of-a-proxy"}, verify=NO_TLS)
+    assert (chosen.status_code, chosen.headers["x-request-id"]) == (405, "of-a-proxy")
 
 
 def wait_for_line(server: RunningServer, call_id: str) -> None:

@@ -64,6 +64,7 @@ def test_the_error_names_the_host_and_the_option(server: RunningServer) -> None:
         "the Host header must name an allowed host (start the server with --allowed-hosts), got 'chat.example:8000'"
     )
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
+    assert answer.headers["x-request-id"] == answer.headers["request-id"]
 
 
 @pytest.mark.parametrize("line", ["GET /health HTTP/1.1", "GET /health HTTP/1.0"])

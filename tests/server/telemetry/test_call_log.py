@@ -43,7 +43,8 @@ def answering(
     finish_reason: str | None = None,
 ) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["state"]["call"] = Call(Key("ann"), id=call_id, finish_reason=finish_reason)
+        call = scope["state"]["call"]
+        call.key, call.id, call.finish_reason = Key("ann"), call_id, finish_reason
         await receive()
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b"x", "more_body": is_disconnected})

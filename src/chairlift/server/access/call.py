@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
@@ -10,7 +11,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from chairlift.server.access.keys import ANONYMOUS, Key, KeyRing
+from chairlift.server.access.keys import ANONYMOUS, NO_KEY, Key, KeyRing
 from chairlift.server.http.error_responses import error_response
 from chairlift.server.http.root_path import route_path
 from chairlift.server.protocol.base import ErrorInfo
@@ -30,44 +31,45 @@ def is_public(path: str) -> bool:
 
 @dataclass(slots=True)
 class Call:
-    """One call of the API, from the check of its key to the end of its response. It is `request.state.call`.
+    """One call of the API, from its arrival to the end of its response. It is `request.state.call`.
 
     Attributes:
-        request_id: the id that the server chose for it when it waited for its model.
+        key: its key; one without rights until `KeyMiddleware` has accepted the call.
+        request_id: the id of the header `x-request-id` of the client, or a random one. The id of its response ends in
+            it, unless the body has another `request_id`.
         model_seconds: the time for which it waited for its model.
         id: the id of its response, once its requests are sent to the engine.
         finish_reason: that of its answer that finished first. For a stop string it is known before the engine's event.
         ignored: the fields of its body that have no effect.
     """
 
-    key: Key
-    request_id: str | None = None
+    key: Key = NO_KEY
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     model_seconds: float = 0.0
     id: str | None = None
     finish_reason: str | None = None
     ignored: list[str] = field(default_factory=list)
 
-
-def is_admin_call(request: HTTPConnection) -> bool:
-    """Whether a request has an admin key. One that `KeyMiddleware` has not accepted has none."""
-    call: Call | None = getattr(request.state, "call", None)
-    return call is not None and call.key.is_admin
+    @property
+    def response_id(self) -> str:
+        """The id in the headers of its response, which may be an error, and in the access log."""
+        return self.id or self.request_id
 
 
 def call_of(request: HTTPConnection) -> Call:
-    """The call of a request that `KeyMiddleware` has accepted."""
+    """The call of a request."""
     call: Call = request.state.call
     return call
 
 
 def require_admin(request: HTTPConnection, effect: str) -> None:
-    """Raise HTTPException 403 if a request that `KeyMiddleware` has accepted has no admin key."""
+    """Raise HTTPException 403 if a request has no admin key."""
     if not call_of(request).key.is_admin:
         raise HTTPException(403, f"{request.url.path} {effect} and needs an admin key")
 
 
 class KeyMiddleware:
-    """Sets `request.state.call`, and answers 401 to requests without a valid key if the server has keys."""
+    """Sets the key of a call, and answers 401 to requests without a valid key if the server has keys."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
         self._app = app
@@ -80,14 +82,14 @@ class KeyMiddleware:
             if key is None:
                 await _rejection(scope, secret)(scope, receive, send)
                 return
-            scope.setdefault("state", {})["call"] = Call(key)
+            scope["state"]["call"].key = key
         await self._app(scope, receive, send)
 
     def _find_key(self, secret: str | None, path: str) -> Key | None:
         if not self._keys:
             return ANONYMOUS
         found = None if secret is None else self._keys.find(secret)
-        return Key("") if found is None and is_public(path) else found
+        return NO_KEY if found is None and is_public(path) else found
 
 
 def _secret(headers: Headers) -> str | None:

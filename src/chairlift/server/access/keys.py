@@ -90,6 +90,9 @@ class Key:
 ANONYMOUS = Key("", is_admin=True)
 """The key of every request to a server without keys."""
 
+NO_KEY = Key("")
+"""The key of requests without a valid one to a server with keys."""
+
 
 def digest(secret: str) -> bytes:
     """The SHA-256 digest of a secret."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
@@ -135,7 +134,7 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
         self.llm = lease.service.llm
         self.lora_name = lease.model.adapter_of(body.model)
         self.model = self.lora_name or lease.model.name
-        self.id = f"{self.id_prefix}{body.request_id or record.request_id or uuid.uuid4().hex}"
+        self.id = f"{self.id_prefix}{body.request_id or record.request_id}"
         self.created = int(time.time())
         self.usage = CallUsage(sum(len(token_ids) for _, token_ids in plan.prompts))
         self.generations: list[Generation] = []
@@ -153,8 +152,6 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
         await self._start()
         self.record.ignored = ignored = self._ignored_fields(unfollowed)
         response = await self.respond()
-        # Clients of OpenAI read the first name, and clients of Anthropic the second.
-        response.headers.update({"x-request-id": self.id, "request-id": self.id})
         if ignored:
             response.headers[IGNORED_HEADER] = ", ".join(ignored)
         return response

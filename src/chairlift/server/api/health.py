@@ -11,7 +11,7 @@ from starlette.responses import Response
 from chairlift.counts import counted
 from chairlift.engine.process.client import EngineState, EngineStatus
 from chairlift.server.access.admission import AdmissionController
-from chairlift.server.access.call import is_admin_call
+from chairlift.server.access.call import call_of
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.version import __version__
 
@@ -89,7 +89,7 @@ def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
             return Health(status="ok")
         if status.state != "restarting":
             response.status_code = 503
-        return Health(status=status.state, reason=status.last_failure if is_admin_call(request) else None)
+        return Health(status=status.state, reason=status.last_failure if call_of(request).key.is_admin else None)
 
     @routes.head("/ready", include_in_schema=False)
     @routes.get("/ready", responses={503: {"model": ReadyStatus}})
@@ -97,7 +97,7 @@ def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
         """Return 200 if an engine runs and, while it has unfinished requests, computes steps, or can be started. The
         reason is also given if some of several models cannot answer requests."""
         state = manager.default.status().state
-        is_ready, reason = readiness(manager, admission, is_admin=is_admin_call(request))
+        is_ready, reason = readiness(manager, admission, is_admin=call_of(request).key.is_admin)
         if not is_ready:
             response.status_code = 503
         return ReadyStatus(status="ready" if is_ready else "not ready", state=state, reason=reason)

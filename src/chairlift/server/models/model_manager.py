@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import logging
 import time
-import uuid
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -225,8 +224,7 @@ class ModelManager:
         return self.try_acquire(model) or await self._wait_for_model(model, id_prefix, body, call)
 
     async def _wait_for_model(self, model: ServedModel, id_prefix: str, body: object, call: Call) -> ModelLease:
-        request_id = getattr(body, "request_id", None) or uuid.uuid4().hex
-        call.request_id = request_id
+        request_id = getattr(body, "request_id", None) or call.request_id
         wait = ModelWait(f"{id_prefix}{request_id}", call.key.tenant, model)
         self._waits[wait.call_id] = wait
         while len(self._waits) > MAX_WAITS:

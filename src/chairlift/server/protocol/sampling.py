@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
@@ -21,9 +21,9 @@ from chairlift.server.protocol.compatibility_fields import CompatibilityFields, 
 from chairlift.slo import SLO
 from chairlift.structured_outputs import MAX_CHOICES, StructuredOutputs
 
-RequestId = Annotated[
-    str, Field(min_length=1, max_length=128, pattern=r"^\.*[A-Za-z0-9_~!$&'()*+,;=:@-][A-Za-z0-9._~!$&'()*+,;=:@-]*$")
-]
+MAX_REQUEST_ID: Final = 128
+REQUEST_ID_PATTERN: Final = r"^\.*[A-Za-z0-9_~!$&'()*+,;=:@-][A-Za-z0-9._~!$&'()*+,;=:@-]*$"
+RequestId = Annotated[str, Field(min_length=1, max_length=MAX_REQUEST_ID, pattern=REQUEST_ID_PATTERN)]
 """An id that the client chooses. It is written to logs and is a segment of the path `/v1/requests/{id}`. It consists of
 characters that need no escapes there (RFC 3986, section 3.3), and not of dots alone, which clients remove (5.2.4)."""
 

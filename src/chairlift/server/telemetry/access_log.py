@@ -86,7 +86,7 @@ def access_fields(record: CallRecord) -> dict[str, Any]:
         "reason": record.reason,
         "duration": round(record.seconds, 6),
         "is_disconnected": record.is_disconnected or None,
-        "request_id": record.call.id,
+        "request_id": record.call.response_id,
         "ignored": ",".join(record.call.ignored),
         **_sequence_fields(record),
     }

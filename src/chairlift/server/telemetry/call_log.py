@@ -1,19 +1,21 @@
-"""Creates a record for each call of the API when it has ended, for the access log and for traces."""
+"""Opens each call of the API, gives its response an id, and records it when it has ended, for access log and traces."""
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final
 
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chairlift.server.access.call import Call, is_public
-from chairlift.server.access.keys import Key
 from chairlift.server.http.root_path import route_path
+from chairlift.server.protocol.sampling import MAX_REQUEST_ID, REQUEST_ID_PATTERN
 from chairlift.server.telemetry.engine_observer import ObservedRequest
 
 MAX_PATH_CHARACTERS: Final = 1024
@@ -42,7 +44,7 @@ class CallRecord:
     headers: dict[str, str] = field(repr=False)
     seconds: float = 0.0
     status: int = CLIENT_CLOSED_REQUEST
-    call: Call = field(default_factory=lambda: Call(Key("")))
+    call: Call = field(default_factory=Call)
     sequences: list[ObservedRequest] = field(default_factory=list)
     is_disconnected: bool = False
     reason: str = ""
@@ -52,7 +54,8 @@ CallListener = Callable[[CallRecord], None]
 
 
 class CallLogMiddleware:
-    """Passes a record of each call to the listeners when the call has ended.
+    """Sets `request.state.call`, adds its id to the headers of each response, and passes a record of each call to the
+    listeners when it has ended.
 
     Args:
         find: returns the known sequences of a call in the engines, by its id.
@@ -66,16 +69,19 @@ class CallLogMiddleware:
         self._listeners = listeners
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._listeners:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         record = _new_record(scope)
+        call = scope.setdefault("state", {})["call"] = record.call
         has_ended = False
 
         async def recording_send(message: Message) -> None:
             nonlocal has_ended
             if message["type"] == "http.response.start":
                 record.status = message["status"]
+                # Clients of OpenAI read the first name, and clients of Anthropic the second.
+                MutableHeaders(scope=message).update({"x-request-id": call.response_id, "request-id": call.response_id})
             elif record.status >= HTTPStatus.BAD_REQUEST and not record.reason:
                 record.reason = error_reason(message.get("body", b""))
             has_ended = message["type"] == "http.response.body" and not message.get("more_body", False)
@@ -87,14 +93,14 @@ class CallLogMiddleware:
         finally:
             record.seconds = time.perf_counter() - started
             record.is_disconnected = not has_ended
-            self._end(record, scope, started)
+            self._end(record, started)
 
-    def _end(self, record: CallRecord, scope: Scope, started: float) -> None:
+    def _end(self, record: CallRecord, started: float) -> None:
         """Complete the record. Earlier calls, and calls of other keys, may have the same call id."""
         # Monitoring polls public paths, or a browser reads a page.
-        if is_public(record.path) and record.status < HTTPStatus.BAD_REQUEST:
+        call = record.call
+        if not self._listeners or (is_public(record.path) and record.status < HTTPStatus.BAD_REQUEST):
             return
-        call = record.call = scope["state"].get("call", record.call)
         if call.id is not None:
             record.sequences = [
                 each
@@ -110,14 +116,16 @@ class CallLogMiddleware:
 
 
 def _new_record(scope: Scope) -> CallRecord:
-    scope.setdefault("state", {})
     client = scope.get("client")
+    given = Headers(scope=scope).get("x-request-id", "")
+    is_valid = len(given) <= MAX_REQUEST_ID and re.fullmatch(REQUEST_ID_PATTERN, given)
     return CallRecord(
         time=time.time(),
         method=scope["method"],
         path=route_path(scope)[:MAX_PATH_CHARACTERS],
         client="" if client is None else str(client[0]),
         headers={name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]},
+        call=Call(request_id=given) if is_valid else Call(),
     )
 
 
