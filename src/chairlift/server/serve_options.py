@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
@@ -13,10 +14,23 @@ from chairlift.loading.resolve import model_name
 from chairlift.options import Selection, check_options, option
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.admission import ServerLimits
-from chairlift.server.http.root_path import parse_root_path
 from chairlift.server.models.model_options import ModelOptions, ModelSpec, check_names
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
+
+ROOT_PATH: Final = re.compile(r"(/[\w.~-]+)*", re.ASCII)
+
+
+def parse_root_path(text: str, name: str = "root_path") -> str:
+    """The path prefix below which a proxy publishes the server, without the slash at its end.
+
+    Raises:
+        ConfigError: the prefix does not begin with a slash, or has other characters than a path of a URL.
+    """
+    prefix = text.rstrip("/")
+    if ROOT_PATH.fullmatch(prefix) is None:
+        raise ConfigError(f"{name}={text!r:.80} is not a path: write it as /chairlift, of letters, digits and - . _ ~")
+    return prefix
 
 
 @dataclass(frozen=True, slots=True)

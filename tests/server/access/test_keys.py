@@ -90,7 +90,7 @@ async def answer_ok(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def status_of(app: ASGIApp, headers: dict[str, bytes]) -> int:
     async def opened(scope: Scope, receive: Receive, send: Send) -> None:
-        await app({**scope, "state": {"call": Call()}}, receive, send)
+        await app({**scope, "state": {"call": Call("GET", scope["path"])}}, receive, send)
 
     async with httpx.AsyncClient(transport=httpx.ASGITransport(opened), base_url="http://server") as client:
         return (await client.get("/v1/models", headers=headers)).status_code

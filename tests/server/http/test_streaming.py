@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from chairlift.server.api.messages import MessagesCall
 from chairlift.server.http import streaming
-from chairlift.server.http.streaming import COMMENT, EventStream
-from waiting import AMPLE_SECONDS
+from chairlift.server.http.streaming import COMMENT, EventStream, run_to_end
+from waiting import AMPLE_SECONDS, until
 
 
 async def endless() -> AsyncIterator[bytes]:
@@ -119,3 +121,30 @@ def test_a_stream_of_events_sends_no_ping(monkeypatch: pytest.MonkeyPatch) -> No
 
     send_all(events(), COMMENT, sent.append)
     assert sent == [b"data: x\n\n"] * 100 + [b""]
+
+
+def test_a_cancelled_call_ends_with_the_work_of_its_thread() -> None:
+    started, release = threading.Event(), threading.Event()
+
+    def work() -> None:
+        started.set()
+        release.wait(AMPLE_SECONDS)
+
+    async def run() -> None:
+        threads = ThreadPoolExecutor(1)
+        running = asyncio.create_task(run_to_end(threads, work))
+        await until(started.is_set)
+        waiting = asyncio.create_task(run_to_end(threads, started.clear))
+        await asyncio.sleep(0)
+        for task in (running, waiting):
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not running.done()
+        release.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        threads.shutdown()
+
+    asyncio.run(run())
+    assert started.is_set()  # The call that waited was not run.

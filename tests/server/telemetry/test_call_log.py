@@ -25,8 +25,8 @@ from chairlift.server.access.call import Call
 from chairlift.server.access.keys import Key
 from chairlift.server.models.served_model import ServedModel
 from chairlift.server.telemetry.access_log import AccessLog
-from chairlift.server.telemetry.call_log import CallListener, CallLogMiddleware, CallRecord
-from chairlift.server.telemetry.engine_observer import EngineObserver
+from chairlift.server.telemetry.call_log import CallListener, CallLogMiddleware
+from chairlift.server.telemetry.engine_observer import EngineObserver, ObservedRequest
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.telemetry.tracing import CallTracer
 from running_server import RunningServer
@@ -139,8 +139,7 @@ def test_files_of_pages_are_logged_only_if_they_fail(
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_a_path_cannot_forge_a_line_or_a_field(observer: EngineObserver, tmp_path: Path, log_format: str) -> None:
     path = "/x 200\nforged\x1b[2J\u2028\x85 /v1"
-    record = CallRecord(0.0, "GET", path, "127.0.0.1", {}, call=Call(Key(""), id="a\x9b\n"))
-    AccessLog(log_format, tmp_path / "log")(record)
+    AccessLog(log_format, tmp_path / "log")(Call("GET", path, "127.0.0.1", id="a\x9b\n"), [])
     (line,) = (tmp_path / "log").read_text().splitlines()
     assert line.isprintable()
     if log_format == "text":
@@ -185,12 +184,12 @@ def test_the_finish_reason_is_logged_before_the_engine_event(tmp_path: Path) -> 
 
 
 def test_an_earlier_call_with_the_same_id_is_not_mixed_in(observer: EngineObserver) -> None:
-    records: list[CallRecord] = []
+    found: list[list[ObservedRequest]] = []
     clock = VirtualClock(1e6)
     later = EngineObserver(EventHub(), clock)
     later.tracker, later._calls = observer.tracker, observer._calls
-    call(later, answering(), records.append)
-    assert records[0].sequences == []
+    call(later, answering(), lambda _, sequences: found.append(sequences))
+    assert found == [[]]
 
 
 def test_a_pause_between_two_readings_of_the_clock_does_not_hide_a_sequence(
@@ -201,23 +200,23 @@ def test_a_pause_between_two_readings_of_the_clock_does_not_hide_a_sequence(
     paused = EngineObserver(EventHub(), SimpleNamespace(now=lambda: next(seconds)))  # type: ignore[arg-type]
     paused.tracker, paused._calls = observer.tracker, observer._calls
     monkeypatch.setattr(time, "perf_counter", lambda: next(seconds))
-    records: list[CallRecord] = []
-    call(paused, answering(), records.append)
-    assert [each.request.request_id for each in records[0].sequences] == ["r3"]
+    found: list[list[ObservedRequest]] = []
+    call(paused, answering(), lambda _, sequences: found.append(sequences))
+    assert [each.request.request_id for (each,) in found] == ["r3"]
 
 
 def test_a_disconnected_client_is_logged(observer: EngineObserver) -> None:
-    records: list[CallRecord] = []
+    calls: list[Call] = []
     with pytest.raises(OSError, match="the client is gone"):
-        call(observer, answering(is_disconnected=True), records.append)
-    assert [record.is_disconnected for record in records] == [True]
+        call(observer, answering(is_disconnected=True), lambda call, _: calls.append(call))
+    assert [call.is_disconnected for call in calls] == [True]
 
 
 def test_probes_are_not_logged_while_they_succeed(observer: EngineObserver) -> None:
-    records: list[CallRecord] = []
+    calls: list[Call] = []
     for status in (200, 503):
-        call(observer, answering(status, None), records.append, path="/ready")
-    assert [record.status for record in records] == [503]
+        call(observer, answering(status, None), lambda call, _: calls.append(call), path="/ready")
+    assert [call.status for call in calls] == [503]
 
 
 def test_spans_continue_the_callers_trace(observer: EngineObserver) -> None:

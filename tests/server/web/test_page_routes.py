@@ -23,7 +23,7 @@ from chairlift.sampling_params import SamplingParams
 from chairlift.server.access.admission import Permit
 from chairlift.server.access.event_readers import MAX_READERS
 from chairlift.server.access.keys import KeyRing, key_record, parse_key
-from chairlift.server.http.root_path import parse_root_path
+from chairlift.server.serve_options import parse_root_path
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.web.burst import start_burst
 from chairlift.server.web.page_bodies import BurstBody

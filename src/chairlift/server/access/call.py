@@ -12,8 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chairlift.server.access.keys import ANONYMOUS, NO_KEY, Key, KeyRing
-from chairlift.server.http.error_responses import error_response
-from chairlift.server.http.root_path import route_path
+from chairlift.server.http.error_responses import error_response, route_path
 from chairlift.server.protocol.base import ErrorInfo
 
 PUBLIC_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/version", "/", "/chat", "/docs", "/openapi.json"})
@@ -22,6 +21,8 @@ requests; the scripts of the pages ask for a key."""
 
 PUBLIC_FILES = ("/page/", "/docs/")
 """The beginnings of the paths of the pages' scripts and styles."""
+
+CLIENT_CLOSED_REQUEST = 499
 
 
 def is_public(path: str) -> bool:
@@ -35,20 +36,34 @@ class Call:
 
     Attributes:
         key: its key; one without rights until `KeyMiddleware` has accepted the call.
+        time: its beginning, in seconds since the epoch.
         request_id: the id of the header `x-request-id` of the client, or a random one. The id of its response ends in
             it, unless the body has another `request_id`.
         model_seconds: the time for which it waited for its model.
         id: the id of its response, once its requests are sent to the engine.
         finish_reason: that of its answer that finished first. For a stop string it is known before the engine's event.
         ignored: the fields of its body that have no effect.
+        seconds: the duration until the last byte of the response was written.
+        status: the status of the response; 499 if the client disconnected before it, or before the end of an answer.
+        is_disconnected: the client disconnected before the end of the response.
+        reason: the message of an error, without the value that the client sent.
     """
 
+    method: str
+    path: str
+    client: str = ""
+    headers: Headers = field(default_factory=Headers, repr=False)
     key: Key = NO_KEY
+    time: float = 0.0
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     model_seconds: float = 0.0
     id: str | None = None
     finish_reason: str | None = None
     ignored: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    status: int = CLIENT_CLOSED_REQUEST
+    is_disconnected: bool = False
+    reason: str = ""
 
     @property
     def response_id(self) -> str:

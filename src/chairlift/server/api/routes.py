@@ -28,9 +28,8 @@ from chairlift.server.api import chat, completions, messages, pooling, responses
 from chairlift.server.api.endpoint import Endpoint
 from chairlift.server.http.body_limits import LARGE_BODY, check_depth
 from chairlift.server.http.error_responses import error_models
-from chairlift.server.http.streaming import cancel_on_disconnect
+from chairlift.server.http.streaming import cancel_on_disconnect, run_to_end
 from chairlift.server.models.model_manager import ModelManager
-from chairlift.server.preparation.threads import run_to_end
 from chairlift.server.protocol.base import RequestBody
 from chairlift.server.protocol.validation_errors import describe_validation_errors
 

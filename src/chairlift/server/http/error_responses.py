@@ -14,7 +14,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
 from chairlift.errors import ChairliftError, DeadlineError, EngineDeadError, OverloadedError, RequestError
-from chairlift.server.http.root_path import route_path
 from chairlift.server.protocol.base import ErrorBody, ErrorInfo
 from chairlift.server.protocol.messages import MessagesError
 
@@ -25,6 +24,15 @@ MAX_PATH_CHARACTERS: Final = 80
 """The number of characters of an unknown path that are compared with known paths, and shown in the error."""
 MIN_SIMILARITY: Final = 0.8
 """The similarity above which a known path is suggested, from 0 to 1 as in `difflib`."""
+
+
+def route_path(scope: Scope) -> str:
+    """The path of a request as the routes name it. uvicorn puts the prefix before the path that the proxy sent.
+
+    A mounted application extends `root_path` by its own path, and keeps the prefix as `app_root_path`.
+    """
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("app_root_path", scope.get("root_path", "")))
 
 
 def error_form(path: str) -> ErrorForm:

@@ -1,9 +1,11 @@
-"""ASGI responses whose work is cancelled, and so aborted in the engine, when the client disconnects."""
+"""The work of calls, which is cancelled, and aborted in the engine, when the client disconnects: coroutines, streamed
+responses, and functions on threads."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from typing import Any, Final, TypeVar
 
@@ -49,6 +51,18 @@ async def cancel_on_disconnect(
         for pending in (task, disconnected):
             pending.cancel()
         await asyncio.gather(task, disconnected, return_exceptions=True)
+
+
+async def run_to_end(threads: ThreadPoolExecutor, function: Callable[..., Result], *arguments: object) -> Result:
+    """Call a function on a thread. If this call is cancelled, a function that waits is not run, and one that runs is
+    waited for, so that the caller keeps its slot, its turn and its lease as long as the thread works."""
+    work = threads.submit(function, *arguments)
+    try:
+        return await asyncio.wrap_future(work)
+    except asyncio.CancelledError:
+        if not work.cancel():
+            await asyncio.gather(asyncio.wrap_future(work), return_exceptions=True)
+        raise
 
 
 class EventStream(Response):

@@ -23,10 +23,10 @@ from chairlift.engine.process.client import EngineStatus
 from chairlift.engine.served_engine import EngineFacts
 from chairlift.errors import Failure
 from chairlift.observability.tracked_request import TrackedRequest
+from chairlift.server.http.streaming import run_to_end
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.conversation import ModelPlanner
-from chairlift.server.preparation.threads import run_to_end
 from chairlift.server.telemetry.engine_observer import EngineObserver, ObservedRequest, measure_engine
 from chairlift.server.telemetry.live_feed import LiveFeed
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from chairlift.server.telemetry.call_log import CallRecord
+from chairlift.server.access.call import Call
+from chairlift.server.telemetry.engine_observer import ObservedRequest
 from chairlift.system.log_format import format_time
 from chairlift.system.output_files import unwritable_file_error
 
@@ -48,8 +49,8 @@ class AccessLog:
             assert path is not None
             raise unwritable_file_error("access_log", path, error) from None
 
-    def __call__(self, record: CallRecord) -> None:
-        fields = access_fields(record)
+    def __call__(self, call: Call, sequences: list[ObservedRequest]) -> None:
+        fields = access_fields(call, sequences)
         self.write(json.dumps(fields, separators=(",", ":")) if self._is_json else _text(fields))
 
     def write(self, line: str) -> None:
@@ -73,28 +74,28 @@ class AccessLog:
                 self._file.close()
 
 
-def access_fields(record: CallRecord) -> dict[str, Any]:
+def access_fields(call: Call, sequences: list[ObservedRequest]) -> dict[str, Any]:
     """The fields of a line, without empty ones. Times are in seconds, and numbers of tokens are sums over sequences."""
     fields: dict[str, Any] = {
-        "time": format_time(record.time),
-        "level": "ERROR" if record.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "INFO",
-        "client": record.client,
-        "key": record.call.key.name,
-        "method": record.method,
-        "path": record.path,
-        "status": record.status,
-        "reason": record.reason,
-        "duration": round(record.seconds, 6),
-        "is_disconnected": record.is_disconnected or None,
-        "request_id": record.call.response_id,
-        "ignored": ",".join(record.call.ignored),
-        **_sequence_fields(record),
+        "time": format_time(call.time),
+        "level": "ERROR" if call.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "INFO",
+        "client": call.client,
+        "key": call.key.name,
+        "method": call.method,
+        "path": call.path,
+        "status": call.status,
+        "reason": call.reason,
+        "duration": round(call.seconds, 6),
+        "is_disconnected": call.is_disconnected or None,
+        "request_id": call.response_id,
+        "ignored": ",".join(call.ignored),
+        **_sequence_fields(call, sequences),
     }
     return {name: value for name, value in fields.items() if value not in (None, "")}
 
 
-def _sequence_fields(record: CallRecord) -> dict[str, Any]:
-    sequences = [each.request for each in record.sequences if not each.is_resent]
+def _sequence_fields(call: Call, observed: list[ObservedRequest]) -> dict[str, Any]:
+    sequences = [each.request for each in observed if not each.is_resent]
     if not sequences:
         return {}
     first = sequences[0]
@@ -108,9 +109,8 @@ def _sequence_fields(record: CallRecord) -> dict[str, Any]:
         "queue_time": round(max(queue_times), 6) if queue_times else None,
         "ttft": round(min(first_tokens), 6) if first_tokens else None,
         "preemptions": sum(s.num_preemptions for s in sequences) or None,
-        "finish_reason": record.call.finish_reason
-        or (None if first.finished is None else first.finished.finish_reason),
-        "replica": ",".join(dict.fromkeys(each.observer.replica_id or "" for each in record.sequences)),
+        "finish_reason": call.finish_reason or (None if first.finished is None else first.finished.finish_reason),
+        "replica": ",".join(dict.fromkeys(each.observer.replica_id or "" for each in observed)),
     }
 
 

@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from chairlift.server.telemetry.call_log import CallRecord
+from chairlift.server.access.call import Call
 from chairlift.server.telemetry.engine_observer import ObservedRequest
 
 LOST_STATUS: Final = "the engine ended before the request"
@@ -48,27 +48,27 @@ class CallTracer:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("chairlift")
 
-    def __call__(self, record: CallRecord) -> None:
+    def __call__(self, call: Call, sequences: list[ObservedRequest]) -> None:
         """Create and export the spans of a call."""
-        if record.call.id is None:
+        if call.id is None:
             return
-        parent = self._propagator.extract(record.headers)
-        start = int(record.time * 1e9)
+        parent = self._propagator.extract(call.headers)
+        start = int(call.time * 1e9)
         attributes: dict[str, Any] = {
-            "http.request.method": record.method,
-            "http.response.status_code": record.status,
-            "url.path": record.path,
-            "gen_ai.request.id": record.call.id,
+            "http.request.method": call.method,
+            "http.response.status_code": call.status,
+            "url.path": call.path,
+            "gen_ai.request.id": call.id,
         }
         span = self._tracer.start_span(
-            f"{record.method} {record.path}", parent, SpanKind.SERVER, attributes, start_time=start
+            f"{call.method} {call.path}", parent, SpanKind.SERVER, attributes, start_time=start
         )
-        if record.status >= 500:
+        if call.status >= 500:
             span.set_status(StatusCode.ERROR)
         inside = set_span_in_context(span, parent)
-        for sequence in record.sequences:
-            self._trace_sequence(sequence, record.call.finish_reason, inside)
-        span.end(start + int(record.seconds * 1e9))
+        for sequence in sequences:
+            self._trace_sequence(sequence, call.finish_reason, inside)
+        span.end(start + int(call.seconds * 1e9))
 
     def _trace_sequence(self, sequence: ObservedRequest, finish_reason: str | None, parent: Context) -> None:
         request, observer = sequence.request, sequence.observer
