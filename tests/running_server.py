@@ -21,8 +21,8 @@ from fastapi import FastAPI
 from chairlift import AsyncLLM
 from chairlift.cluster.replicated_model import observe_replicas
 from chairlift.events import Event
-from chairlift.server.access.access_options import AccessOptions
-from chairlift.server.access.admission import AdmissionController, ServerLimits
+from chairlift.server.access.access_options import AccessOptions, ServerLimits
+from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.keys import KeyRing
 from chairlift.server.application import create_app
 from chairlift.server.draining_server import DrainingServer

@@ -13,7 +13,7 @@ from chairlift import sampling_params, structured_outputs
 from chairlift.grammar import checker, compiler
 from chairlift.loading.text import template_sandbox
 from chairlift.options import declared_options
-from chairlift.server.access.admission import ServerLimits
+from chairlift.server.access.access_options import ServerLimits
 from chairlift.server.api import engine_call, tokenization
 from chairlift.server.batch import batch_files
 from chairlift.server.http import body_limits, http_protocol

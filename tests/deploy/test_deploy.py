@@ -19,7 +19,7 @@ from chairlift.engine.process.client import EngineStatus
 from chairlift.events import EngineStarted
 from chairlift.observability.prometheus import COUNTERS, HISTOGRAMS
 from chairlift.observability.tracker import RequestTracker
-from chairlift.server.access.admission import ServerLimits
+from chairlift.server.access.access_options import ServerLimits
 from chairlift.server.access.call import PUBLIC_PATHS
 from chairlift.server.telemetry.engine_observer import measure_engine
 from chairlift.server.telemetry.observability_options import ACCESS_LOG_FORMATS

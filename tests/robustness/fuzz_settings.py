@@ -22,8 +22,7 @@ from chairlift.errors import ChairliftError
 from chairlift.kernels.attention import KVCache
 from chairlift.option_sources import read_options
 from chairlift.options import Selection, declared_options
-from chairlift.server.access.access_options import AccessOptions
-from chairlift.server.access.admission import ServerLimits
+from chairlift.server.access.access_options import AccessOptions, ServerLimits
 from chairlift.server.access.keys import key_record, load_keys, to_toml
 from chairlift.server.models.model_options import ModelOptions
 from chairlift.server.preparation.api_options import ApiOptions

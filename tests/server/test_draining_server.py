@@ -17,7 +17,8 @@ import httpx
 import pytest
 
 from chairlift import AsyncLLM
-from chairlift.server.access.admission import AdmissionController, ServerLimits
+from chairlift.server.access.access_options import ServerLimits
+from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.keys import ANONYMOUS
 from chairlift.server.draining_server import FORCED_STOP_SECONDS, STOP_SECONDS, WATCHDOG_SECONDS, DrainingServer
 from chairlift.server.http.http_protocol import uvicorn_config

@@ -19,7 +19,6 @@ from chairlift.engine.async_llm import AsyncLLM
 from chairlift.errors import ChairliftError, ConfigError
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import KeyMiddleware, call_of
-from chairlift.server.access.event_readers import EventReaders
 from chairlift.server.api import engine, health, models, requests
 from chairlift.server.api.routes import ENDPOINTS, EndpointCaller, make_router
 from chairlift.server.http.body_limits import BodyLimitMiddleware
@@ -145,12 +144,11 @@ def _add_middlewares(app: FastAPI, options: ServeOptions) -> None:
 
 
 def _add_routes(app: FastAPI, manager: ModelManager, admission: AdmissionController, options: ServeOptions) -> None:
-    keys = options.access.keys
-    page = PageData(manager, admission, EventReaders(keys), options.has_page_control, options.simulate_policy)
+    page = PageData(manager, admission, options.has_page_control, options.simulate_policy)
     tagged = {
         "Generation and embeddings": [make_router(ENDPOINTS, EndpointCaller(manager, admission))],
         "Models": [models.router(manager)],
-        "Engine and requests": [engine.router(manager, EventReaders(keys)), requests.router(manager, admission)],
+        "Engine and requests": [engine.router(manager, admission), requests.router(manager, admission)],
         "Health": [health.router(manager, admission)],
         "Pages": [file_router(), page.router()],
     }

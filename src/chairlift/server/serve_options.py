@@ -12,8 +12,7 @@ from chairlift.errors import ConfigError
 from chairlift.events import Event
 from chairlift.loading.resolve import model_name
 from chairlift.options import Selection, check_options, option
-from chairlift.server.access.access_options import AccessOptions
-from chairlift.server.access.admission import ServerLimits
+from chairlift.server.access.access_options import AccessOptions, ServerLimits
 from chairlift.server.models.model_options import ModelOptions, ModelSpec, check_names
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.telemetry.observability_options import ObservabilityOptions

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.errors import OverloadedError, RequestError
 from chairlift.outputs import CompletionOutput, RequestOutput
-from chairlift.server.access.admission import AdmissionController, Permit, ServerLimits
-from chairlift.server.access.keys import ANONYMOUS, Key, KeyRing
+from chairlift.server.access.access_options import ServerLimits
+from chairlift.server.access.admission import AdmissionController, Permit
+from chairlift.server.access.call import Call
+from chairlift.server.access.keys import ANONYMOUS, Key, KeyRing, digest
 from chairlift.server.access.rate_limits import TokenBucket
 
 
@@ -50,7 +56,7 @@ def test_the_queue_is_bounded_by_requests_and_by_tokens() -> None:
     entries = [permit.track_prompt(40) for permit in permits]
     with pytest.raises(OverloadedError, match="2 waiting requests with 80 prompt tokens, and max_queued_requests=2"):
         admit(controller, prompt_len=1)
-    entries[0].record_output(output(1))
+    entries[0](output(1))
     with pytest.raises(OverloadedError, match="max_queued_tokens=100") as rejected:
         admit(controller, prompt_len=61)
     assert rejected.value.code == "queue_full"
@@ -88,7 +94,7 @@ def test_output_tokens_count_towards_tokens_per_minute_as_they_are_generated() -
     clock = Clock()
     controller = make_controller(clock, a={"tokens_per_minute": 60})
     entry = admit(controller, info("a"), prompt_len=20).track_prompt(20)
-    entry.record_output(output(70))
+    entry(output(70))
     with pytest.raises(OverloadedError, match=r"try again in 40.0 s") as rejected:
         admit(controller, info("a"), prompt_len=10)
     assert rejected.value.retry_after == pytest.approx(40.0)
@@ -114,7 +120,7 @@ def test_a_call_without_the_engine_counts_as_a_request_and_uses_no_tokens() -> N
     clock = Clock()
     controller = make_controller(clock, a={"requests_per_minute": 3, "tokens_per_minute": 60, "max_concurrent": 1})
     permit = admit(controller, info("a"), prompt_len=60)
-    permit.track_prompt(60).record_output(output(30))
+    permit.track_prompt(60)(output(30))
     with pytest.raises(OverloadedError, match="max_concurrent"):
         controller.open_call(info("a"))
     permit.close()
@@ -201,3 +207,26 @@ def test_a_bucket_never_gives_more_than_its_capacity_and_its_rate(
 def test_a_permit_has_the_deadline_of_its_call() -> None:
     clock = Clock()
     assert admit(make_controller(clock), timeout=20.0).deadline == clock.now + 20.0
+
+
+def test_a_stream_whose_key_is_revoked_before_its_first_event_has_no_event() -> None:
+    async def source() -> AsyncGenerator[bytes, None]:
+        yield b"event"
+
+    async def bodies(*keys: Key) -> list[bytes]:
+        """The bodies of a stream that was opened with a key, where the server then has other keys."""
+        sent: list[bytes] = []
+        key = Key("ann", digest("secret"))
+        ring = KeyRing([key])
+        stream = AdmissionController(keys=ring).open_events(Call("GET", "/v1/events", key=key), source())
+        ring.replace(KeyRing(keys))
+
+        async def send(message: Any) -> None:
+            sent.append(message.get("body", b""))
+
+        await stream({"type": "http"}, asyncio.Event().wait, send)
+        return [body for body in sent if body]
+
+    assert asyncio.run(bodies(Key("ann", digest("secret")))) == [b"event"]
+    assert asyncio.run(bodies(Key("ann", digest("another")))) == []
+    assert asyncio.run(bodies()) == []

@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from chairlift import AsyncLLM
-from chairlift.server.access.admission import ServerLimits
+from chairlift.server.access.access_options import ServerLimits
 from chairlift.server.access.keys import Key, KeyRing, digest
 from chairlift.server.http import http_protocol
 from running_server import RunningServer, completion_body, run_server

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
-from chairlift.server.access.admission import ServerLimits
+from chairlift.server.access.access_options import ServerLimits
 from chairlift.server.batch import batch_files as batch_files_module
 from chairlift.server.batch.batch_files import (
     BatchIndex,

@@ -12,7 +12,7 @@ from batch_files import by_id, completion_line, request_line, results, write_lin
 from chairlift import EngineConfig
 from chairlift.core.engine_core import EngineCore
 from chairlift.errors import EngineDeadError
-from chairlift.server.access.admission import ServerLimits
+from chairlift.server.access.access_options import ServerLimits
 from chairlift.server.batch.batch_runner import run_batch
 from tiny_engine import tiny_options
 

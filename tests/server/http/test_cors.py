@@ -13,8 +13,7 @@ import pytest
 
 from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
-from chairlift.server.access.access_options import AccessOptions
-from chairlift.server.access.admission import ServerLimits
+from chairlift.server.access.access_options import AccessOptions, ServerLimits
 from chairlift.server.access.keys import Key, KeyRing, digest
 from chairlift.server.http.browser_access import parse_origins
 from chairlift.server.telemetry.observability_options import ObservabilityOptions

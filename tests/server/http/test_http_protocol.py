@@ -17,7 +17,7 @@ import pytest
 from uvicorn.server import ServerState
 
 from chairlift import AsyncLLM
-from chairlift.server.access.admission import ServerLimits
+from chairlift.server.access.access_options import ServerLimits
 from chairlift.server.access.keys import Key, KeyRing, digest
 from chairlift.server.http.http_protocol import MAX_HEADER_BYTES, MAX_PIPELINED, HttpProtocol, uvicorn_config
 from running_server import RunningServer, completion_body, run_server

@@ -20,8 +20,7 @@ from chairlift import AsyncLLM
 from chairlift.errors import ConfigError, OverloadedError
 from chairlift.lab.bench.policy_comparison import simulate_policy
 from chairlift.sampling_params import SamplingParams
-from chairlift.server.access.admission import Permit
-from chairlift.server.access.event_readers import MAX_READERS
+from chairlift.server.access.admission import MAX_READERS, Permit
 from chairlift.server.access.keys import KeyRing, key_record, parse_key
 from chairlift.server.serve_options import parse_root_path
 from chairlift.server.telemetry.observability_options import ObservabilityOptions

@@ -1,19 +1,24 @@
-"""Admission control: the bounded queue, per-key limits, deadlines and draining."""
+"""Admission control: the bounded queue, limits and event streams of each key, deadlines and draining."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Final
+
+from starlette.exceptions import HTTPException
 
 from chairlift.counts import counted
 from chairlift.errors import OverloadedError, RequestError
-from chairlift.options import check_options, option
 from chairlift.outputs import RequestOutput
+from chairlift.server.access.access_options import ServerLimits
+from chairlift.server.access.call import Call
 from chairlift.server.access.keys import Key, KeyRing
 from chairlift.server.access.rate_limits import KeyMeter
+from chairlift.server.http.streaming import EventStream
 from chairlift.slo import SLO
 
 QUEUE_RETRY_SECONDS = 1.0
@@ -22,36 +27,11 @@ QUEUE_RETRY_SECONDS = 1.0
 DEADLINE_GRACE_SECONDS = 1.0
 """Seconds that the engine has after a deadline to finish its step and report the expired request."""
 
+CHECK_SECONDS: Final = 0.5
+"""Seconds after which the stream of a key that was revoked has ended."""
 
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
-    """The limits of a server.
-
-    Raises:
-        ConfigError: a limit is below its minimum.
-    """
-
-    OPTION_GROUP: ClassVar = "Limits"
-
-    max_queued_requests: int = option(
-        2048, "Maximum number of prompts that wait for their first token. More get a 429.", minimum=1
-    )
-    max_queued_tokens: int = option(
-        2_000_000, "Maximum number of tokens of the prompts that wait for their first token. More get a 429.", minimum=1
-    )
-    max_body_bytes: int = option(8 << 20, "Maximum size of a request body in bytes.", minimum=1024)
-    drain_timeout: float = option(
-        60.0,
-        "Seconds to answer the accepted requests after SIGTERM or Ctrl-C. A second signal ends them immediately.",
-        minimum=0.0,
-    )
-    share_prefix_cache: bool = option(
-        False,
-        "Share cached prefixes between API keys. A key can then infer prompts of other keys from response times.",
-    )
-
-    def __post_init__(self) -> None:
-        check_options(self)
+MAX_READERS: Final = 16
+"""The maximum number of open event streams of one key and path."""
 
 
 class AdmissionController:
@@ -80,6 +60,7 @@ class AdmissionController:
         self.num_calls = 0
         self.keys = keys or KeyRing()
         self._meters: dict[str, KeyMeter] = {}
+        self._num_readers: Counter[tuple[str, str]] = Counter()
 
     def open_call(self, key: Key) -> Permit:
         """Count a call whose body has arrived and is not parsed yet. The caller must close the permit.
@@ -93,14 +74,6 @@ class AdmissionController:
         meter = self.meter(key)
         meter.check_call()
         return Permit(self, key, meter)
-
-    def check_token_rate(self, key: Key) -> None:
-        """Reject a call before its prompts are tokenized if its key has no tokens left.
-
-        Raises:
-            OverloadedError: the key has used its tokens per minute.
-        """
-        self.meter(key).check("tokens", 0.0)
 
     def take_usage(self) -> dict[tuple[str, str], float]:
         """Return what tenants have used of this server since the last call, by tenant and unit."""
@@ -129,6 +102,39 @@ class AdmissionController:
         for (tenant, unit), amount in amounts.items():
             if tenant in self._meters:
                 self._meters[tenant].charge(unit, amount)
+
+    def open_events(self, call: Call, source: AsyncGenerator[bytes, None]) -> EventStream:
+        """Create a response with the events of a source, which ends when its key is revoked or changed.
+
+        Raises:
+            HTTPException: the key has the maximum number of streams of this path.
+        """
+        key, reader = call.key, (call.path, call.key.tenant)
+        if self._num_readers[reader] >= MAX_READERS:
+            raise HTTPException(429, f"this key reads {MAX_READERS} event streams, the maximum: close one")
+        self._num_readers[reader] += 1
+        events = self._while_valid(key, self.keys.identity(key), source)
+        return EventStream(events, lambda: self._num_readers.subtract((reader,)))
+
+    async def _while_valid(
+        self, key: Key, identity: object, source: AsyncGenerator[bytes, None]
+    ) -> AsyncIterator[bytes]:
+        """The events until the source ends, or the key no longer has the identity."""
+        async with aclosing(source):
+            following = asyncio.ensure_future(anext(source, None))
+            try:
+                while True:
+                    await asyncio.wait({following}, timeout=CHECK_SECONDS)
+                    if self.keys.identity(key) != identity:
+                        return
+                    if following.done():
+                        if (event := following.result()) is None:
+                            return
+                        yield event
+                        following = asyncio.ensure_future(anext(source, None))
+            finally:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
 
     def count_request(self, key: Key) -> None:
         """Count a call that needs no engine, such as token counting. It counts as a request, but not by its tokens.
@@ -186,7 +192,8 @@ class Permit:
         self.deadline: float | None = None
         self.slo: SLO | None = None
         self._admission, self._key, self._meter = admission, key, meter
-        self._entries: list[QueuedPrompt] = []
+        self._waiting: dict[int, int] = {}  # The tokens of the prompts without a token, by their numbers.
+        self._num_prompts = 0
         self._timer: asyncio.TimerHandle | None = None
         self._is_open = True
         admission.num_calls += 1
@@ -228,11 +235,30 @@ class Permit:
         self.deadline = None if timeout is None else admission.clock() + timeout
         self.slo = admission.keys.current(self.tenant).slo
 
-    def track_prompt(self, num_prompt_tokens: int) -> QueuedPrompt:
-        """Count a prompt that is sent to the engine. The caller must pass its outputs to the returned object."""
-        entry = QueuedPrompt(self._admission, self._meter, num_prompt_tokens)
-        self._entries.append(entry)
-        return entry
+    def track_prompt(self, num_prompt_tokens: int) -> Callable[[RequestOutput], None]:
+        """Count a prompt that is sent to the engine as waiting until its first token.
+
+        Returns:
+            A function to which the caller must pass the outputs of the prompt. It counts their tokens.
+        """
+        number = self._num_prompts
+        self._num_prompts += 1
+        self._waiting[number] = num_prompt_tokens
+        self._admission.num_queued_requests += 1
+        self._admission.num_queued_tokens += num_prompt_tokens
+
+        def record_output(output: RequestOutput) -> None:
+            num_new = sum(len(answer.token_ids) for answer in output.outputs)
+            self._meter.record("tokens", num_new)
+            if num_new:
+                self._leave_queue(number)
+
+        return record_output
+
+    def _leave_queue(self, number: int) -> None:
+        if (num_tokens := self._waiting.pop(number, None)) is not None:
+            self._admission.num_queued_requests -= 1
+            self._admission.num_queued_tokens -= num_tokens
 
     def call_after_deadline(self, end: Callable[[], None]) -> None:
         """Call `end` soon after the deadline, unless the permit is closed before.
@@ -251,30 +277,5 @@ class Permit:
             self._is_open = False
             self._admission.num_calls -= 1
             self._meter.num_concurrent -= 1
-        for entry in self._entries:
-            entry.leave_queue()
-
-
-class QueuedPrompt:
-    """A prompt that counts as waiting until its first token, and whose output tokens are counted."""
-
-    def __init__(self, admission: AdmissionController, meter: KeyMeter, num_prompt_tokens: int) -> None:
-        self._admission, self._meter = admission, meter
-        self._num_prompt_tokens = num_prompt_tokens
-        self._is_waiting = True
-        self._admission.num_queued_requests += 1
-        self._admission.num_queued_tokens += num_prompt_tokens
-
-    def record_output(self, output: RequestOutput) -> None:
-        """Count new output of the prompt."""
-        num_new = sum(len(answer.token_ids) for answer in output.outputs)
-        self._meter.record("tokens", num_new)
-        if num_new:
-            self.leave_queue()
-
-    def leave_queue(self) -> None:
-        """Stop counting the prompt as waiting. Further calls have no effect."""
-        if self._is_waiting:
-            self._is_waiting = False
-            self._admission.num_queued_requests -= 1
-            self._admission.num_queued_tokens -= self._num_prompt_tokens
+        for number in list(self._waiting):
+            self._leave_queue(number)

@@ -18,8 +18,8 @@ from starlette.responses import Response
 from chairlift.engine.process.client import EngineStatus
 from chairlift.observability.event_log import encode_event
 from chairlift.observability.step_cost import CostLine
+from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import call_of, require_admin
-from chairlift.server.access.event_readers import EventReaders
 from chairlift.server.http.error_responses import error_models
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import VisibleEngine
@@ -86,7 +86,7 @@ class EngineView(BaseModel):
     replicas: list[str] = Field(description="The ids of all replicas of the model.")
 
 
-def router(manager: ModelManager, readers: EventReaders) -> APIRouter:
+def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
     """The endpoints of the engines: their states and events for admin keys, and their metrics for all keys."""
     routes = APIRouter()
     registry = CollectorRegistry()
@@ -98,15 +98,28 @@ def router(manager: ModelManager, readers: EventReaders) -> APIRouter:
         require_admin(request, "shows the requests of all keys")
         served = manager.find(model, call_of(request).key)
         engine = served.engine(replica)
-        return _engine_view(engine, list(served.replicas))
+        facts, tracker = engine.facts, engine.observer.tracker
+        return EngineView(
+            status=engine.status(),
+            model=engine.name,
+            configuration={} if tracker.started is None else asdict(tracker.started),
+            kernels=None if facts is None else facts.kernels,
+            plan=None if facts is None else KVCachePlanView.model_validate(facts.kv_cache_plan, from_attributes=True),
+            pool=_pool_view(engine.observer),
+            batch=_batch_view(engine.observer),
+            step_cost=tracker.cost.line(),
+            events_dropped=engine.events.num_dropped,
+            replica=engine.replica_id,
+            replicas=list(served.replicas),
+        )
 
     @routes.get("/v1/events", responses=error_models(403, 404, 429))
     async def stream_events(request: Request, model: str | None = None, replica: str | None = None) -> Response:
         """Stream the events of the engine of a model, or of one of its replicas, from now on, the configuration first.
         A slow reader loses the oldest events and receives their number."""
         require_admin(request, "shows the requests of all keys")
-        key = call_of(request).key
-        return readers.open(key, event_stream(manager.find(model, key).engine(replica)))
+        call = call_of(request)
+        return admission.open_events(call, event_stream(manager.find(model, call.key).engine(replica)))
 
     @routes.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def get_metrics() -> Response:
@@ -145,25 +158,6 @@ async def event_stream(model: VisibleEngine) -> AsyncGenerator[bytes, None]:
                 num_dropped = subscription.num_dropped
                 yield to_named_event("dropped", json.dumps({"type": "dropped", "num_dropped": num_dropped}).encode())
             yield to_named_event(event.type, encode_event(event))
-
-
-def _engine_view(model: VisibleEngine, replicas: list[str]) -> EngineView:
-    observer, facts = model.observer, model.facts
-    tracker, started = observer.tracker, observer.tracker.started
-    plan = None if facts is None else KVCachePlanView.model_validate(facts.kv_cache_plan, from_attributes=True)
-    return EngineView(
-        status=model.status(),
-        model=model.name,
-        configuration={} if started is None else asdict(started),
-        kernels=None if facts is None else facts.kernels,
-        plan=plan,
-        pool=_pool_view(observer),
-        batch=_batch_view(observer),
-        step_cost=tracker.cost.line(),
-        events_dropped=model.events.num_dropped,
-        replica=model.replica_id,
-        replicas=replicas,
-    )
 
 
 def _pool_view(observer: EngineObserver) -> BlockPoolView | None:

@@ -195,7 +195,7 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
             cache_salt=self.permit.cache_salt,
             deadline=self.permit.deadline,
             lora_name=self.lora_name,
-            on_output=self.permit.track_prompt(len(token_ids)).record_output,
+            on_output=self.permit.track_prompt(len(token_ids)),
         )
 
     def params_for(self, num_prompt_tokens: int) -> SamplingParams:

@@ -118,7 +118,9 @@ def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
             if entry.state in ("waiting", "running") and viewer.can_see(entry.tenant)
         ]
         found.sort(key=lambda each: each[1].arrived.time)
-        waits = [_wait_view(wait) for wait in manager.waiting_calls() if viewer.can_see(wait.tenant)]
+        waits = [
+            _wait_view(wait) for wait in manager.waits.values() if wait.ended is None and viewer.can_see(wait.tenant)
+        ]
         return RequestList(data=[_view(observer, entry) for observer, entry in found], waiting_for_model=waits)
 
     @routes.get("/v1/requests/{request_id}", responses=error_models(404))
@@ -132,7 +134,7 @@ def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
         """Explain why a request waited. This counts towards the requests per minute of the key."""
         if not (key := call_of(request).key).is_admin:
             admission.count_request(key)
-        wait = manager.find_wait(request_id)
+        wait = manager.waits.get(request_id)
         if wait is not None and not manager.default.observer.viewer(call_of(request).key).can_see(wait.tenant):
             wait = None
         wait_view = None if wait is None else _wait_view(wait)

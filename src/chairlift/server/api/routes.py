@@ -68,7 +68,7 @@ class EndpointCaller:
         call = call_of(request)
         with self._admission.open_call(call.key) as permit:
             if endpoint.id_prefix:
-                self._admission.check_token_rate(call.key)
+                self._admission.meter(call.key).check("tokens", 0.0)  # Before its prompts are tokenized.
             else:
                 self._admission.count_request(call.key)
             check_media_type(request)

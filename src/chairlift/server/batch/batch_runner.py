@@ -24,8 +24,7 @@ from chairlift.config import EngineConfig
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.engine.progress import progress_bar
 from chairlift.errors import EngineDeadError, RequestError
-from chairlift.server.access.access_options import AccessOptions
-from chairlift.server.access.admission import ServerLimits
+from chairlift.server.access.access_options import AccessOptions, ServerLimits
 from chairlift.server.api.routes import ENDPOINTS
 from chairlift.server.application import create_app
 from chairlift.server.batch.batch_files import (

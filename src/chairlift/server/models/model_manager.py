@@ -113,6 +113,9 @@ class ModelManager:
         models: the models; calls without a model use the first one.
         loader: starts engines; None if all models are loaded already.
         budget: maximum memory of all engine processes in bytes; None is no limit.
+
+    Attributes:
+        waits: the last calls that waited for a model, by call id, the oldest first.
     """
 
     def __init__(
@@ -122,7 +125,7 @@ class ModelManager:
         self.budget = budget
         self._by_name = {name: model for model in models for name in (model.name, *model.aliases)}
         self._loader = loader
-        self._waits: OrderedDict[str, ModelWait] = OrderedDict()
+        self.waits: OrderedDict[str, ModelWait] = OrderedDict()
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
         self._sweeper: asyncio.Task[None] | None = None
@@ -201,14 +204,6 @@ class ModelManager:
         """The known sequences of an API call in the engines of all models."""
         return [sequence for model in self.models for sequence in model.find_sequences(call_id)]
 
-    def waiting_calls(self) -> list[ModelWait]:
-        """The calls that wait now, the oldest first."""
-        return [wait for wait in self._waits.values() if wait.ended is None]
-
-    def find_wait(self, call_id: str) -> ModelWait | None:
-        """The wait of a call; None if it did not wait for a model, or too long ago."""
-        return self._waits.get(call_id)
-
     async def lease(self, id_prefix: str, body: object, call: Call) -> ModelLease:
         """Wait until the model that a body selects is loaded, and use it. The caller must close the lease.
 
@@ -226,9 +221,9 @@ class ModelManager:
     async def _wait_for_model(self, model: ServedModel, id_prefix: str, body: object, call: Call) -> ModelLease:
         request_id = getattr(body, "request_id", None) or call.request_id
         wait = ModelWait(f"{id_prefix}{request_id}", call.key.tenant, model)
-        self._waits[wait.call_id] = wait
-        while len(self._waits) > MAX_WAITS:
-            self._waits.popitem(last=False)
+        self.waits[wait.call_id] = wait
+        while len(self.waits) > MAX_WAITS:
+            self.waits.popitem(last=False)
         timeout: float | None = getattr(body, "timeout", None)
         try:
             async with asyncio.timeout(timeout):

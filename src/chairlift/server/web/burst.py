@@ -73,7 +73,7 @@ def _start(llm: AsyncLLM, request: BurstRequest, prompt: list[int], permit: Perm
         request_id=request.id,
         tenant=permit.tenant,
         cache_salt=permit.cache_salt,
-        on_output=permit.track_prompt(len(prompt)).record_output,
+        on_output=permit.track_prompt(len(prompt)),
     )
 
 

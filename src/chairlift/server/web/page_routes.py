@@ -23,7 +23,6 @@ from chairlift.events import Event
 from chairlift.observability.event_log import encode_event
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import call_of
-from chairlift.server.access.event_readers import EventReaders
 from chairlift.server.api.routes import read_body
 from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.models.model_manager import ModelManager
@@ -116,7 +115,6 @@ class PageData:
 
     manager: ModelManager
     admission: AdmissionController
-    readers: EventReaders
     has_control: bool
     simulate_policy: Callable[..., list[Event]] | None
     _simulating: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -148,10 +146,10 @@ class PageData:
 
     async def stream_events(self, request: Request, model: str | None = None, replica: str | None = None) -> Response:
         """Stream the events of the last ten minutes, and then frames of new events."""
-        key = call_of(request).key
-        served = self.manager.find(model, key).engine(replica)
-        redactor = Redactor(served.observer.viewer(key), served.observer.tracker)
-        return self.readers.open(key, page_stream(served, redactor, self.admission))
+        call = call_of(request)
+        served = self.manager.find(model, call.key).engine(replica)
+        redactor = Redactor(served.observer.viewer(call.key), served.observer.tracker)
+        return self.admission.open_events(call, page_stream(served, redactor, self.admission))
 
     def _require_control(self) -> None:
         if not self.has_control:
