@@ -91,6 +91,45 @@ LFM2: Final = f"""\
 {{% if not loop.last %}}, {{% endif %}}{{% endfor %}})\
 {{% if not loop.last %}}, {{% endif %}}{{% endfor %}}]<|tool_call_end|>{{% endif %}}{END}"""
 
+SEED: Final = f"""\
+{START}{CALLS}
+<seed:tool_call>
+<function={{{{ f.name }}}}>
+{{% for k, v in f.arguments.items() %}}<parameter={{{{ k }}}}>{{{{ v if v is string else v | string }}}}</parameter>
+{{% endfor %}}</function>
+</seed:tool_call>{{% endfor %}}{END}"""
+
+COHERE: Final = """\
+{% for m in messages %}<|START_OF_TURN_TOKEN|>{{ '<|CHATBOT_TOKEN|>' if m.role == 'assistant' else '<|USER_TOKEN|>' }}\
+{% if m.tool_calls %}<|START_THINKING|>{{ m.tool_plan }}<|END_THINKING|><|START_ACTION|>[
+{% for c in m.tool_calls %}
+    {"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ c.function.name }}", \
+"parameters": {{ c.function.arguments | tojson }}}{% if not loop.last %},{% endif %}
+
+{% endfor %}
+]<|END_ACTION|>{% elif m.role == 'assistant' %}<|START_RESPONSE|>{{ m.content }}<|END_RESPONSE|>\
+{% else %}{{ m.content }}{% endif %}<|END_OF_TURN_TOKEN|>{% endfor %}\
+{% if tools %}{{ tools | tojson }}{% endif %}\
+{% if add_generation_prompt %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{% endif %}"""
+
+LISTED: Final = "{% for c in m.tool_calls %}{{ c.function | tojson }}{% if not loop.last %}, {% endif %}{% endfor %}"
+HUNYUAN: Final = f"""\
+{START}{{% if m.tool_calls %}}<tool_calls>[{LISTED}]</tool_calls>{{% endif %}}{END}\
+{{% if enable_thinking is false %}}<think>
+
+</think>
+{{% endif %}}{{# <answer></answer> #}}"""
+NEMOTRON: Final = f"{START}{{% if m.tool_calls %}}<TOOLCALL>[{LISTED}]</TOOLCALL>{{% endif %}}{END}"
+
+PLAIN_LFM2: Final = f"""\
+{{% set ns = namespace(system='') %}}{{% if tools %}}\
+{{% set ns.system = 'List of tools: <|tool_list_start|>' + tools | tojson %}}{{% endif %}}\
+<|im_start|>system
+{{{{ ns.system }}}}<|im_end|>
+{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}
+{{{{ m.content }}}}{END}"""
+"""The template of LFM2, which reads tools but does not write calls."""
+
 UNKNOWN: Final = f"{START}{CALLS}CALL {{{{ f.name }}}} WITH {{{{ f.arguments }}}} PLEASE{{% endfor %}}{END}"
 
 WRITING: Final[dict[str, tuple[str, str]]] = {
@@ -103,5 +142,9 @@ WRITING: Final[dict[str, tuple[str, str]]] = {
     "kimi": ("kimi_k2", KIMI),
     "functiongemma": ("functiongemma", FUNCTION_GEMMA),
     "lfm2": ("lfm2", LFM2),
+    "seed": ("seed_oss", SEED),
+    "cohere": ("cohere_command3", COHERE),
+    "hunyuan": ("hunyuan_a13b", HUNYUAN),
+    "nemotron": ("nemotron_json", NEMOTRON),
 }
 """Name -> the format of its calls, and the template."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from chat_planner import planner
 
+from call_templates import COHERE, DEEPSEEK_V31, HUNYUAN, PLAIN_LFM2, START
 from chairlift.errors import ConfigError
 from chairlift.outputs import CompletionOutput
 from chairlift.server.preparation.conversation import ChatPlan
@@ -93,3 +94,55 @@ def test_structured_answers_of_gpt_oss_follow_the_header_of_the_final_channel() 
 def test_reasoning_of_gpt_oss_needs_no_other_parser() -> None:
     with pytest.raises(ConfigError, match="reasoning_parser=qwen3 cannot be combined with tool_call_parser=openai"):
         planner("gpt_oss", reasoning_parser="qwen3")
+
+
+def test_calls_are_written_in_python_for_a_template_that_reads_lists_of_python() -> None:
+    arguments = '{"city": "it\'s", "n": [1.5, null, true]}'
+    second = {"id": "d", "function": {"name": "get_weather", "arguments": arguments}}
+    calling = {**CONVERSATION[1], "content": "Well.", "tool_calls": [{"id": "c", "function": FUNCTION}, second]}
+    text = prompt(PLAIN_LFM2, messages=[CONVERSATION[0], calling, CONVERSATION[2]])
+    calls = """[get_weather(city='Rome'), get_weather(city="it's", n=[1.5, None, True])]"""
+    assert f"Well.\n<|tool_call_start|>{calls}<|tool_call_end|><|im_end|>" in text
+    answer = f"<|tool_call_start|>{calls}<|tool_call_end|>"
+    assert [call.name for call in parse_answer(plan(PLAIN_LFM2), answer).tool_calls] == ["get_weather"] * 2
+
+
+def test_tools_are_described_with_a_call_in_the_format_that_the_template_writes() -> None:
+    template = DEEPSEEK_V31.replace("{{ bos_token }}", "{{ bos_token }}{{ messages[0].content }}") + (
+        "{% if messages[-1].role == 'tool' %}<｜tool▁output▁begin｜>{{ messages[-1].content }}{% endif %}"
+    )
+    text = prompt(template)
+    example = '<｜tool▁call▁begin｜>the_name<｜tool▁sep｜>{"an_argument": "its value"}<｜tool▁call▁end｜>'
+    assert f"<｜tool▁calls▁begin｜>{example}<｜tool▁calls▁end｜>" in text
+    assert '<tools>\n{"name": "get_weather"' in text
+    assert '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Rome"}<｜tool▁call▁end｜>' in text
+    assert text.endswith("<｜tool▁output▁begin｜>sunny")
+    assert "<tool_call>" not in text
+
+
+@pytest.mark.parametrize("template", ["llama31", "gpt_oss"])
+def test_templates_that_write_one_call_get_each_call_in_a_turn_before_its_result(template: str) -> None:
+    calls = [{"id": name, "function": {**FUNCTION, "arguments": f'{{"city": "{name}"}}'}} for name in ("Oslo", "Bern")]
+    results = [{"role": "tool", "tool_call_id": name, "content": f"in {name}"} for name in ("Bern", "Oslo")]
+    text = prompt(template, messages=[CONVERSATION[0], {"role": "assistant", "tool_calls": calls}, *results])
+    order = [text.index(part) for part in ('"Oslo"', "in Oslo", '"Bern"', "in Bern")]
+    assert order == sorted(order)
+
+
+def test_reasoning_is_given_by_the_name_that_the_template_reads() -> None:
+    template = f"{START}{{{{ m.thinking }}}}{{% endfor %}}"
+    assert prompt(template).endswith("Hm.<|im_start|>tool\nsunny")
+    assert "Hm." not in prompt(template + "{# reasoning_content #}")
+
+
+def test_tags_around_an_answer_are_removed_with_and_without_reasoning() -> None:
+    answers = [
+        (plan(HUNYUAN), "<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>", "Hm."),
+        (plan(HUNYUAN, chat_template_kwargs={"enable_thinking": False}), "<answer>\nYes.\n</answer>", ""),
+        (plan(COHERE), "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>", "Hm."),
+        (plan(COHERE), "<|START_RESPONSE|>Yes.<|END_RESPONSE|>", ""),
+    ]
+    for planned, answer, reasoning in answers:
+        parsed = parse_answer(planned, answer)
+        assert (parsed.content, parsed.reasoning) == ("Yes.", reasoning)
+    assert parse_answer(plan(HUNYUAN, tool_choice="required"), f"[{CALL}]").tool_calls[0].name == "get_weather"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 import pytest
-from test_call_formats import FAMILIES, template_of
+from test_call_formats import FAMILIES, ONE_CALL, template_of
 
-from call_templates import UNKNOWN
+from call_templates import DEEPSEEK_V31, KIMI, UNKNOWN
 from chairlift.server.tools.answer_formats import TOOL_CALL_FORMATS
 from chairlift.server.tools.call_detection import call_style, detect_format
 
@@ -21,6 +21,7 @@ def test_the_format_is_derived_from_what_the_template_writes(family: str, caplog
     assert caplog.text == ""
     assert style.has_text_arguments == family.startswith("deepseek")
     assert style.has_null_content == (family == "deepseek_v3")
+    assert style.has_one_call == (family in ONE_CALL)
 
 
 def test_a_call_in_an_unknown_form_is_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -31,3 +32,13 @@ def test_a_call_in_an_unknown_form_is_named_in_a_warning(caplog: pytest.LogCaptu
         caplog.clear()
         assert detect_format("mistral", template, call_style(template)) is TOOL_CALL_FORMATS["mistral"]
     assert caplog.text == ""
+
+
+def test_the_example_of_a_call_is_the_text_up_to_its_end() -> None:
+    style = call_style(template_of(DEEPSEEK_V31))
+    call = '<｜tool▁call▁begin｜>the_name<｜tool▁sep｜>{"an_argument": "its value"}<｜tool▁call▁end｜>'
+    expected = f"<｜tool▁calls▁begin｜>{call}<｜tool▁calls▁end｜>"
+    assert style.example(TOOL_CALL_FORMATS["deepseek_v3"]) == expected
+    assert style.example(TOOL_CALL_FORMATS["kimi_k2"]) is None
+    assert "<|tool_calls_section_end|>" in (call_style(template_of(KIMI)).example(TOOL_CALL_FORMATS["kimi_k2"]) or "")
+    assert call_style(None).example(TOOL_CALL_FORMATS["hermes"]) is None

@@ -20,7 +20,7 @@ from chairlift.server.tools.answer_formats import (
 )
 from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
 from chairlift.server.tools.harmony_parser import HarmonyParser
-from chairlift.server.tools.reasoning_parser import ReasoningParser
+from chairlift.server.tools.reasoning_parser import AnswerTagParser, ReasoningParser
 from chairlift.server.tools.tool_parser import ToolParser
 from chairlift.structured_outputs import Reasoning
 
@@ -249,6 +249,7 @@ PARSERS: dict[str, Callable[[], AnswerParser]] = {
     "granite reasoning": lambda: ReasoningParser(
         Reasoning("Here is my thought process:", "Here is my response:"), tool_parser("granite")
     ),
+    "answer tags": lambda: AnswerTagParser(("<think>", "</think>"), tool_parser("hermes")),
 }
 
 
@@ -293,6 +294,28 @@ def test_calls_as_a_template_writes_them_are_parsed(arguments: list[dict[str, st
 def test_reasoning_is_separated_from_the_content(text: str, is_inside: bool, expected: tuple[str, str]) -> None:
     parser = ReasoningParser(Reasoning("<think>", "</think>", is_inside), PlainTextParser)
     assert read(parser, [text])[:2] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>", ("Yes.", "Hm.", [])),
+        ("<answer>\na </b> <answer> b\n</answer>", ("a </b> <answer> b", "", [])),
+        ("<think>Hm.</think>Yes.</answer>", ("Yes.</answer>", "Hm.", [])),
+        ("<answer>Yes", ("Yes", "", [])),
+        ("<answ", ("<answ", "", [])),
+        (f"<think>Hm.</think><answer>So: <tool_calls>[{CALL}]</tool_calls></answer>", ("So:", "Hm.", [WEATHER])),
+    ],
+)
+def test_tags_around_an_answer_are_removed(text: str, expected: Read) -> None:
+    form = REASONING_FORMATS["hunyuan_a13b"]
+    assert form.answer == ("<answer>", "</answer>")
+    for parts in ([text], list(text)):
+        tagged = AnswerTagParser(form.answer, tool_parser("hunyuan_a13b"))
+        assert (
+            read(ReasoningParser(Reasoning(form.opening, form.closing), lambda tagged=tagged: tagged), parts)
+            == expected
+        )
 
 
 @pytest.mark.parametrize(
@@ -368,6 +391,12 @@ def test_the_reasoning_format_is_derived_from_the_chat_template() -> None:
         "<|channel>thought <channel|>": "gemma4",
         "[THINK] [/THINK]": "mistral",
         "write 'Here is my thought process:'": "granite",
+        "<think></think> <response></response>": "granite33",
+        "<think> </think> <tool_response> </response>": "qwen3",
+        "'</think>' '</answer>'": "hunyuan_a13b",
+        "<\uff5chy_Assistant\uff5c>": "hunyuan_a13b",
+        "</seed:think>": "seed_oss",
+        "<|START_THINKING|><|END_THINKING|>": "cohere_command3",
     }
     assert {text: reasoning_format("auto", text) for text in expected} == {
         text: REASONING_FORMATS[name] for text, name in expected.items()

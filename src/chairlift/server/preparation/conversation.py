@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,12 +23,12 @@ from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.messages import CountTokensRequest, MessagesRequest
 from chairlift.server.protocol.responses import ResponsesRequest
 from chairlift.server.protocol.tools import FunctionTool, select_tools
-from chairlift.server.protocol.turns import BLANK_LINE, adapted_turns, leading_system, merge_leading_system
+from chairlift.server.protocol.turns import BLANK_LINE, adapted_turns, leading_system, merge_leading_system, split_calls
 from chairlift.server.tools.answer_formats import FORCED_CALLS, CallFormat, reasoning_format
 from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
 from chairlift.server.tools.call_detection import call_style, detect_format
 from chairlift.server.tools.harmony_parser import FINAL_HEADER, HarmonyParser
-from chairlift.server.tools.reasoning_parser import ReasoningParser
+from chairlift.server.tools.reasoning_parser import AnswerTagParser, ReasoningParser
 from chairlift.server.tools.tag_scanner import argument_kinds
 from chairlift.server.tools.tool_constraints import CallGrammar
 from chairlift.server.tools.tool_instructions import (
@@ -44,10 +45,13 @@ TOOL_VARIABLES: Final = ("tools", "xml_tools")
 TOOLS_IN_MESSAGE: Final = "'tools' in message"
 """Text of chat templates that read JSON in the field `tools` of the system message, such as that of Phi-4-mini."""
 
+TOOL_ROLE: Final = re.compile("""['"]tool['"]""")
+"""Text of chat templates that write the results of tools."""
+
 ANY_TOKENS: Final = "start: <[*]>*"  # The grammar of any text, with special tokens, after reasoning with a budget.
 
 REASONING_NAMES: Final = {"reasoning_content": "thinking"}
-"""The names of message fields in the chat template of gpt-oss, where they differ."""
+"""The names of message fields in the chat templates of gpt-oss and LFM2.5, where they differ."""
 
 
 Conversation = ChatCompletionRequest | ResponsesRequest | MessagesRequest
@@ -271,6 +275,8 @@ class ModelPlanner:
         if self._calls.is_harmony and not is_structured:
             return partial(HarmonyParser, tools.names, tools.max_calls, self.options.reasoning_parser != "none")
         rest = tools.new_parser(self._calls)
+        if self._reasoning is not None and self._reasoning.answer is not None:
+            rest = partial(AnswerTagParser, self._reasoning.answer, rest)
         return rest if reasoning is None else partial(ReasoningParser, reasoning, rest)
 
     def _render(self, body: ChatCompletionRequest, tools: _ToolSelection) -> MarkedText:
@@ -290,11 +296,15 @@ class ModelPlanner:
     ) -> MarkedText:
         """Render the messages. If the template rejects them, or omits one of several system messages, render them in
         the forms of `adapted_turns`."""
-        messages = self._with_tools(template, body.template_messages(), declared, variables)
+        messages = body.template_messages()
+        messages = split_calls(messages) if self._style.has_one_call else messages
+        messages = self._with_tools(template, messages, declared, variables)
+        reads_thinking = self._calls.is_harmony or ".thinking" in template.text
+        reads_thinking &= "reasoning_content" not in template.text
 
         def render(messages: list[dict[str, Any]]) -> MarkedText:
             messages = [self._style.adapt(message) for message in messages]
-            if self._calls.is_harmony:
+            if reads_thinking:
                 messages = [{REASONING_NAMES.get(name, name): value for name, value in m.items()} for m in messages]
             return _render_template(template, messages, variables, body)
 
@@ -319,7 +329,8 @@ class ModelPlanner:
     ) -> list[dict[str, Any]]:
         """Give the tools to the template, in a variable that it reads or in messages, and return the messages."""
         if template.variables.isdisjoint(TOOL_VARIABLES) and TOOLS_IN_MESSAGE not in template.text:
-            return describe_tools_in_messages(messages, declared)
+            example = self._style.example(self._calls) if TOOL_ROLE.search(template.text) else None
+            return describe_tools_in_messages(messages, declared, example)
         if "tool_calls" not in template.text:
             messages = [write_calls_in_content(message, self._calls) for message in messages]
         if "tools" in template.variables:

@@ -67,3 +67,21 @@ def _joined(messages: Sequence[Message], separator: str) -> Message:
     if calls := [call for message in messages for call in message.get("tool_calls") or []]:
         joined["tool_calls"] = calls
     return joined
+
+
+def split_calls(messages: list[Message]) -> list[Message]:
+    """The messages with one call in each turn of the assistant, followed by its result."""
+    turns: list[Message] = []
+    for message in messages:
+        calls = message.get("tool_calls") or []
+        at = len(turns)
+        if message["role"] == "tool":
+            found = (i for i, turn in enumerate(turns) if message.get("tool_call_id") in _call_ids(turn))
+            at = max(found, default=at - 1) + 1
+        rest = [{"role": "assistant", "content": "", "tool_calls": [call]} for call in calls[1:]]
+        turns[at:at] = [{**message, "tool_calls": calls[:1]} if calls else message, *rest]
+    return turns
+
+
+def _call_ids(message: Message) -> list[Any]:
+    return [call.get("id") for call in message.get("tool_calls") or ()]

@@ -23,7 +23,7 @@ class CallFormat:
         skipped: texts between calls that are no part of them.
         is_list: calls are a list after one opening; otherwise each call has an opening.
         is_harmony: answers consist of messages in channels; see `HarmonyParser`.
-        key: the key of the arguments in a call that is JSON.
+        keys: the keys of the name and the arguments in a call that is JSON.
         id_length: the length of call ids that the chat template accepts; None for any length.
     """
 
@@ -36,7 +36,7 @@ class CallFormat:
     skipped: tuple[str, ...] = ()
     is_list: bool = False
     is_harmony: bool = False
-    key: str = "arguments"
+    keys: tuple[str, str] = ("name", "arguments")
     id_length: int | None = None
 
     @property
@@ -50,6 +50,7 @@ DEEPSEEK: Final = r"(?:function<｜tool▁sep｜>)?(?P<name>[\w.:-]{1,128})(?:<�
 KIMI: Final = r"(?P<id>(?:functions\.)?(?P<name>[\w.-]{1,128}?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>\s*(?={)"
 QWEN_END: Final = r"\n?</parameter>(?=\s*(?:<parameter=|</function>|</(?:seed:)?tool_call>))"
 QWEN_TAGS: Final = TagSyntax(">", r"<parameter=([^>\n]+)>\n?", QWEN_END, "</function>")
+SEED_TAGS: Final = QWEN_TAGS._replace(key="<parameter=([^>\n]+)>", value_end=QWEN_END.removeprefix(r"\n?"))
 GLM_END: Final = r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))"
 GLM_TAGS: Final = TagSyntax(r"(?=\s*<)", r"<arg_key>([^<]+)</arg_key>\s*<arg_value>", GLM_END, "</tool_call>")
 MINIMAX_END: Final = r"</parameter>(?=\s*(?:<parameter name=|</invoke>))"
@@ -59,7 +60,7 @@ KIMI_MARKS: Final = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>")
 
 TOOL_CALL_FORMATS: Final[dict[str, CallFormat]] = {
     "hermes": CallFormat(("<tool_call>",), "</tool_call>"),
-    "llama3_json": CallFormat(("<|python_tag|>",), is_bare=True, key="parameters"),
+    "llama3_json": CallFormat(("<|python_tag|>",), is_bare=True, keys=("name", "parameters")),
     "mistral": CallFormat(("[TOOL_CALLS]",), named=NAMED, is_list=True, id_length=9),
     "granite": CallFormat(("<|tool_call|>", "<tool_call>"), is_bare=True, is_list=True),
     "phi4_mini_json": CallFormat(("<|tool_call|>", "functools["), "<|/tool_call|>", is_list=True),
@@ -70,25 +71,31 @@ TOOL_CALL_FORMATS: Final[dict[str, CallFormat]] = {
     "qwen3_coder": CallFormat(("<tool_call>", "<function="), "</tool_call>", tags=QWEN_TAGS),
     "glm45": CallFormat(("<tool_call>",), "</tool_call>", tags=GLM_TAGS),
     "minimax_m2": CallFormat(("<minimax:tool_call>", '<invoke name="'), "</minimax:tool_call>", tags=MINIMAX_TAGS),
-    "seed_oss": CallFormat(("<seed:tool_call>", "<function="), "</seed:tool_call>", tags=QWEN_TAGS),
+    "seed_oss": CallFormat(("<seed:tool_call>", "<function="), "</seed:tool_call>", tags=SEED_TAGS),
     "deepseek_v3": CallFormat(
         DEEPSEEK_MARKS, "<｜tool▁calls▁end｜>", named=DEEPSEEK, skipped=("```", "<｜tool▁call▁end｜>")
     ),
     "kimi_k2": CallFormat(KIMI_MARKS, "<|tool_calls_section_end|>", named=KIMI, skipped=("<|tool_call_end|>",)),
     "functiongemma": CallFormat(("<start_function_call>",), "<end_function_call>", literals=FUNCTION_GEMMA),
     "lfm2": CallFormat(("<|tool_call_start|>",), "<|tool_call_end|>", literals=PYTHON),
+    "cohere_command3": CallFormat(
+        ("<|START_ACTION|>",), "<|END_ACTION|>", is_list=True, keys=("tool_name", "parameters")
+    ),
+    "hunyuan_a13b": CallFormat(("<tool_calls>",), "</tool_calls>", is_list=True),
+    "nemotron_json": CallFormat(("<TOOLCALL>",), "</TOOLCALL>", is_list=True),
 }
 """The names are those of vLLM's parsers. docs/guide/model-formats.md lists the models of each."""
 
 CALL_MARKS: Final = (
+    (("<seed:tool_call>",), "seed_oss"), (("<|START_ACTION|>",), "cohere_command3"),
     (("<function=", "<parameter="), "qwen3_coder"), (("<arg_key>",), "glm45"), (("<|tool_call>call:",), "gemma4"),
-    (("<minimax:tool_call>",), "minimax_m2"), (("<seed:tool_call>",), "seed_oss"), (("<function_calls>",), "olmo3"),
+    (("<minimax:tool_call>",), "minimax_m2"), (("<tool_calls>",), "hunyuan_a13b"), (("<function_calls>",), "olmo3"),
     (("<｜tool▁calls▁begin｜>",), "deepseek_v3"), (("<|im_system|>",), "kimi_k2"), (("[TOOL_CALLS]",), "mistral"),
     (("<start_function_call>",), "functiongemma"), (("<|tool_list_start|>",), "lfm2"), (("<|channel|>",), "openai"),
     (("<|tool_call_start|>",), "lfm2"), (("<|tool|>",), "phi4_mini_json"), (("functools[",), "phi4_mini_json"),
     (("<|tool_call|>",), "granite"), (("[func_name1(",), "pythonic"), (("```tool_code",), "pythonic"),
     (("<|python_tag|>",), "llama3_json"), (("ipython",), "llama3_json"), (("<|tool_call_begin|>",), "kimi_k2"),
-    (("List of tools: [", "<|im_start|>"), "lfm2"),
+    (("List of tools: [", "<|im_start|>"), "lfm2"), (("<TOOLCALL>",), "nemotron_json"),
 )  # fmt: skip
 """Texts that all occur in a chat template, and the parser that they select. The first entry that applies counts."""
 
@@ -104,12 +111,14 @@ class ReasoningFormat:
         opening, closing: the tags around the reasoning.
         is_implied: answers begin with reasoning even without the opening tag.
         label: the text after the opening tag that is not part of the reasoning.
+        answer: the tags around the text after the reasoning, if any.
     """
 
     opening: str
     closing: str
     is_implied: bool = False
     label: str = ""
+    answer: tuple[str, str] | None = None
 
 
 REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
@@ -118,13 +127,24 @@ REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
     "olmo3": ReasoningFormat("<think>", "</think>", is_implied=True),
     "gemma4": ReasoningFormat("<|channel>", "<channel|>", label="thought"),
     "granite": ReasoningFormat("Here is my thought process:", "Here is my response:"),
+    "granite33": ReasoningFormat("<think>", "</think>", answer=("<response>", "</response>")),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+    "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
+    "hunyuan_a13b": ReasoningFormat("<think>", "</think>", answer=("<answer>", "</answer>")),
+    "cohere_command3": ReasoningFormat(
+        "<|START_THINKING|>", "<|END_THINKING|>", answer=("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+    ),
 }
 """The names are those of vLLM's parsers, as above."""
 
 REASONING_MARKS: Final = (
     (("</think>", "<\N{FULLWIDTH VERTICAL LINE}Assistant\N{FULLWIDTH VERTICAL LINE}>"), "deepseek_r1"),
+    (("</think>", "<response></response>"), "granite33"),
+    (("</think>", "</answer>"), "hunyuan_a13b"),
+    (("<｜hy_Assistant｜>",), "hunyuan_a13b"),
     (("</think>",), "qwen3"),
+    (("</seed:think>",), "seed_oss"),
+    (("<|END_THINKING|>",), "cohere_command3"),
     (("<|channel>", "<channel|>"), "gemma4"),
     (("[/THINK]",), "mistral"),
     (("Here is my thought process:",), "granite"),

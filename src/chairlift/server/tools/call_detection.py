@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import math
+import re
 from functools import partial
 from itertools import product
 from typing import Any, Final, NamedTuple
@@ -17,20 +20,25 @@ from chairlift.server.tools.harmony_parser import HarmonyParser
 from chairlift.server.tools.tool_parser import ToolParser
 
 PROBE: Final = "qzvx"
+OTHER: Final = "qzvy"
 ARGUMENTS: Final = {"qzkey": "qzvalue"}
 IDS: Final = ("abcdefghi", f"functions.{PROBE}:0")
 PARAMETERS: Final = {"type": "object", "properties": {"a": {"type": "string", "description": "a"}}, "required": ["a"]}
 TOOL: Final = {"type": "function", "function": {"name": "a", "description": "a", "parameters": PARAMETERS}}
+MARKER_START: Final = re.compile(r"[<\[][^<>\[\]\s]*$")
+"""The beginning of a marker at the end of a text."""
 logger = logging.getLogger(__name__)
 
 
 class CallStyle(NamedTuple):
     """How a chat template writes a call: the text of the probe's call (None if it writes none), whether it expects
-    arguments as JSON text, and whether it writes calls only in messages whose content is null."""
+    arguments as JSON text, whether it writes calls only in messages whose content is null, and whether it writes only
+    one call of a message."""
 
     text: str | None = None
     has_text_arguments: bool = False
     has_null_content: bool = False
+    has_one_call: bool = False
 
     def adapt(self, message: dict[str, Any]) -> dict[str, Any]:
         """The message with its calls in the form that the template expects."""
@@ -42,6 +50,16 @@ class CallStyle(NamedTuple):
             calls = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
             message = {**message, "tool_calls": calls}
         return {**message, "content": None} if calls and self.has_null_content and not message["content"] else message
+
+    def example(self, form: CallFormat) -> str | None:
+        """A call in words as the template writes it; None if it is not read in this format."""
+        if self.text is None or math.isinf(_num_left(form, self.text)):
+            return None
+        before, closing, _ = self.text.rpartition(form.closing or "\0")
+        example = before + closing or self.text
+        for probe, word in ((PROBE, "the_name"), ("qzkey", "an_argument"), ("qzvalue", "its value")):
+            example = example.replace(probe, word)
+        return example.strip()
 
 
 def call_style(template: ChatTemplate | None) -> CallStyle:
@@ -56,10 +74,20 @@ def call_style(template: ChatTemplate | None) -> CallStyle:
             plain, text = (_rendered(template, last) for last in ({"role": "assistant", "content": "~"}, calling))
         except RequestError:
             continue
-        text = text[next((i for i, pair in enumerate(zip(plain, text, strict=False)) if pair[0] != pair[1]), 0) :]
+        start = next((i for i, pair in enumerate(zip(plain, text, strict=False)) if pair[0] != pair[1]), 0)
+        text = text[len(MARKER_START.sub("", text[:start])) :]
         if all(part in text for part in (PROBE, *ARGUMENTS, *ARGUMENTS.values())):
-            return style._replace(text=text)
+            return style._replace(text=text, has_one_call=_has_one_call(template, calling))
     return CallStyle()
+
+
+def _has_one_call(template: ChatTemplate, calling: dict[str, Any]) -> bool:
+    """Whether the template omits or rejects a second call of a message."""
+    (call,) = calling["tool_calls"]
+    other = {**call, "id": call["id"].replace(PROBE, OTHER), "function": {**call["function"], "name": OTHER}}
+    with contextlib.suppress(RequestError):
+        return OTHER not in _rendered(template, {**calling, "tool_calls": [call, other]})
+    return True
 
 
 def _rendered(template: ChatTemplate, last: dict[str, Any]) -> str:
@@ -69,21 +97,26 @@ def _rendered(template: ChatTemplate, last: dict[str, Any]) -> str:
 
 
 def detect_format(name: str, template: ChatTemplate | None, style: CallStyle) -> CallFormat:
-    """The format of this name. `auto` is the first format in which the call that the template writes is read back, or
-    else that of the words of the template; a warning is logged if a call that it writes is read in no format."""
+    """The format of this name. `auto` is the first format in which the call that the template writes is read back
+    with the least text left as content, or else that of the words of the template; a warning is logged if a call that
+    it writes is read in no format."""
     chosen = tool_call_format(name, None if template is None else template.text)
     if name != "auto" or style.text is None:
         return chosen
-    found = next((form for form in TOOL_CALL_FORMATS.values() if _is_read(form, style.text)), None)
-    if found is None:
+    num_left = {name: _num_left(form, style.text) for name, form in TOOL_CALL_FORMATS.items()}
+    found = min(num_left, key=num_left.__getitem__)
+    if math.isinf(num_left[found]):
         logger.warning(
             "chat template: it writes tool calls as %r, which no --tool-call-parser reads, so they remain content",
             style.text[:200],
         )
-    return found or chosen
+        return chosen
+    return TOOL_CALL_FORMATS[found]
 
 
-def _is_read(form: CallFormat, text: str) -> bool:
+def _num_left(form: CallFormat, text: str) -> float:
+    """The number of characters that remain content, or infinity if the call is not read."""
     parser = (HarmonyParser if form.is_harmony else partial(ToolParser, form))(frozenset((PROBE,)))
-    calls = DeltaMessage.joined([parser.feed(text), parser.finish(is_complete=True)]).tool_calls
-    return [call.name for call in calls] == [PROBE] and json.loads(calls[0].arguments) == ARGUMENTS
+    answer = DeltaMessage.joined([parser.feed(text), parser.finish(is_complete=True)])
+    found = [(call.name, json.loads(call.arguments)) for call in answer.tool_calls]
+    return len(answer.content) if found == [(PROBE, ARGUMENTS)] else math.inf

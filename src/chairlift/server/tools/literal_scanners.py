@@ -16,6 +16,7 @@ CONSTANTS: Final = {"None": "null", "True": "true", "False": "false", "null": "n
 PLAIN_ESCAPES: Final = "\\'\"/"
 ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
 NUMBER: Final = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
+NAME_KEYS: Final = ("name", "tool_name")
 ARGUMENT_KEYS: Final = ("arguments", "parameters")
 HEX_ESCAPES: Final = {"x": 2, "u": 4, "U": 8}
 
@@ -285,7 +286,7 @@ class JsonCallScanner(LiteralScanner):
 
     def _end_member(self, value: object) -> None:
         """Take a name, or arguments that are no object."""
-        if self._key == "name":
+        if self._key in NAME_KEYS:
             self._name = str(value)
         elif self._key in ARGUMENT_KEYS and not self._has_arguments:
             arguments = "{}" if value in (None, "") else arguments_text(value)

@@ -1,10 +1,10 @@
-"""ReasoningParser: separates the reasoning at the start of an answer from the text after it."""
+"""Parsers of the tags around the reasoning at the start of an answer, and around the text after it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from chairlift.server.tools.answer_parser import AnswerParser, DeltaMessage, MarkerParser
+from chairlift.server.tools.answer_parser import AnswerParser, DeltaMessage, MarkerParser, PlainTextParser
 from chairlift.structured_outputs import Reasoning
 
 
@@ -80,3 +80,26 @@ class ReasoningParser(MarkerParser):
     def _in_answer(self) -> bool:
         self._piece = DeltaMessage.joined([self._piece, self._rest.feed(self._take_held())])
         return False
+
+
+class AnswerTagParser(AnswerParser):
+    """Removes the tags around an answer, and parses its text with another parser.
+
+    Args:
+        tags: the opening and the closing tag.
+        new_rest: creates the parser of the text.
+    """
+
+    def __init__(self, tags: tuple[str, str], new_rest: Callable[[], AnswerParser]) -> None:
+        self._tags = ReasoningParser(Reasoning(*tags), PlainTextParser)
+        self._rest = new_rest()
+
+    def feed(self, text: str) -> DeltaMessage:
+        return self._feed_rest(self._tags.feed(text))
+
+    def finish(self, is_complete: bool = False) -> DeltaMessage:
+        return DeltaMessage.joined([self._feed_rest(self._tags.finish()), self._rest.finish(is_complete)])
+
+    def _feed_rest(self, piece: DeltaMessage) -> DeltaMessage:
+        """Parse the text between the tags, which precedes the text after them."""
+        return self._rest.feed(piece.reasoning + piece.content)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from chairlift.errors import RequestError
 from chairlift.grammar.grammar_text import JSON_OPTIONS
 from chairlift.server.protocol.tools import FunctionTool
-from chairlift.server.tools.answer_formats import CallFormat
+from chairlift.server.tools.answer_formats import FORCED_CALLS, CallFormat
 from chairlift.server.tools.followed_schema import FollowedSchema
 from chairlift.server.tools.harmony_parser import CHANNEL, ENDS, MESSAGE, START
 from chairlift.structured_outputs import StructuredOutputs
@@ -52,7 +52,7 @@ class CallGrammar:
 
     def json_list(self) -> str:
         """A JSON list of calls."""
-        return self._grammar([f"start: {self._list()}"], "arguments")
+        return self._grammar([f"start: {self._list()}"], FORCED_CALLS.keys)
 
     def in_format(self, form: CallFormat, symbol: Callable[[str], str], has_text: bool) -> str:
         """Calls as JSON after the openings of a format, which is read in every format.
@@ -74,7 +74,7 @@ class CallGrammar:
         starts = [f"opened{several} {'TEXT' if has_text else ''}"]
         starts += [f"SPACE {self._list() if form.is_list or form.literals else 'call'}"] if form.is_bare else []
         starts += [before] if before else []
-        return self._grammar([f"start: {' | '.join(starts)}", TEXT, OTHER, SPACE, *rules], form.key)
+        return self._grammar([f"start: {' | '.join(starts)}", TEXT, OTHER, SPACE, *rules], form.keys)
 
     def in_harmony(self, symbol: Callable[[str], str], final: str) -> str:
         """Messages of gpt-oss: reasoning and preambles, and then one call or the final message.
@@ -107,11 +107,11 @@ class CallGrammar:
     def _list(self) -> str:
         return f'"[" call {f"({COMMA} call)*" if self._is_parallel else ""} "]"'
 
-    def _grammar(self, rules: list[str], key: str) -> str:
+    def _grammar(self, rules: list[str], keys: tuple[str, str]) -> str:
         calls = [f"call{index}" for index in range(len(self._names))]
         for index, name in enumerate(self._names):
-            named = f"{_quoted('name')} {COLON} {_quoted(name)}"
-            rules.append(f'call{index}: "{{" {named} {COMMA} {_quoted(key)} {COLON} arguments{index} "}}"')
+            named = f"{_quoted(keys[0])} {COLON} {_quoted(name)}"
+            rules.append(f'call{index}: "{{" {named} {COMMA} {_quoted(keys[1])} {COLON} arguments{index} "}}"')
         return "\n".join([*rules, f"call: {' | '.join(calls)}", *self._schemas])
 
     def _schema_rule(self, index: int, tool: FunctionTool) -> list[str]:

@@ -7,37 +7,46 @@ of the model, and only the tags that this module writes are encoded as these tok
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any, Final
 
 from chairlift.loading.text.marked_text import MarkedText, join_marked, template_text
 from chairlift.server.tools.answer_formats import TOOL_CALL_FORMATS, CallFormat
+from chairlift.server.tools.literal_scanners import PYTHON
 
 INSTRUCTIONS: Final = template_text("""You can call functions. These are there, each described by a JSON schema:
 <tools>
 %s
 </tools>
-To call one, answer with its name and arguments as a JSON object between tags, and with nothing else:
-<tool_call>
-{"name": "the name", "arguments": {"an argument": "its value"}}
-</tool_call>""")
+To call one, answer with its name and arguments in this form, and with nothing else:
+%s""")
 CALL: Final = template_text("<tool_call>\n%s\n</tool_call>")
 RESULT: Final = template_text("<tool_response>\n%s\n</tool_response>")
 HERMES: Final = TOOL_CALL_FORMATS["hermes"]
 LINE_BREAK: Final = template_text("\n")
+EXAMPLE: Final = CALL % template_text('{"name": "the_name", "arguments": {"an_argument": "its value"}}')
 
 
-def describe_tools_in_messages(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages, with tools, tool calls and tool results written into their text in Hermes' format."""
-    converted = [
-        {"role": "user", "content": RESULT % message["content"]}
-        if message["role"] == "tool"
-        else write_calls_in_content(message, HERMES)
-        for message in messages
-    ]
+def describe_tools_in_messages(
+    messages: list[dict[str, Any]], tools: list[dict[str, Any]], example: str | None = None
+) -> list[dict[str, Any]]:
+    """The messages, with tools, tool calls and tool results written into their text in Hermes' format.
+
+    Args:
+        example: a call as the chat template writes it. Then the template also writes calls and results itself.
+    """
+    converted = messages
+    if example is None:
+        converted = [
+            {"role": "user", "content": RESULT % message["content"]}
+            if message["role"] == "tool"
+            else write_calls_in_content(message, HERMES)
+            for message in messages
+        ]
     if not tools:
         return converted
     lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    instructions = INSTRUCTIONS % MarkedText(lines)
+    instructions = INSTRUCTIONS % (MarkedText(lines), template_text(example) if example else EXAMPLE)
     if converted[0]["role"] == "system":
         first = {**converted[0], "content": join_marked([converted[0]["content"], LINE_BREAK * 2, instructions])}
         return [first, *converted[1:]]
@@ -59,10 +68,15 @@ def write_calls_in_content(message: dict[str, Any], form: CallFormat) -> dict[st
     calls = message.get("tool_calls")
     if not calls:
         return message
-    functions = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
+    write = _python_call if form.literals == PYTHON else partial(json.dumps, ensure_ascii=False)
+    functions = [write(call["function"]) for call in calls]
     texts = [CALL % function for function in functions]
-    if form.is_list:
+    if form.is_list or form.literals == PYTHON:
         ends = template_text(form.openings[0]), template_text(form.closing or "")
         texts = [join_marked([ends[0], MarkedText(f"[{', '.join(functions)}]"), ends[1]])]
     content = LINE_BREAK.join(filter(None, [message["content"], *texts]))
     return {name: value for name, value in message.items() if name != "tool_calls"} | {"content": content}
+
+
+def _python_call(function: dict[str, Any]) -> str:
+    return f"{function['name']}({', '.join(f'{name}={value!r}' for name, value in function['arguments'].items())})"
