@@ -12,7 +12,7 @@ from preset_studies import mean, run, study, systems
 from chairlift.errors import ConfigError
 from chairlift.lab.presets import PRESETS, RUNNERS, find_preset, print_preset, print_presets, print_title
 from chairlift.lab.presets.memory_use import SteadyStateTally
-from chairlift.lab.presets.study import HEADINGS, MeasuredValue, at_rate, format_value
+from chairlift.lab.presets.study import HEADINGS, MeasuredValue, StudyResult, at_rate, format_value
 from chairlift.lab.sim.simulator import simulate
 
 MAX, POW2, ORACLE = "Orca (Max) = max", "Orca (Pow2) = pow2", "Orca (Oracle) = oracle"
@@ -39,7 +39,7 @@ def test_data_name_systems_measures_and_rows_that_exist(name: str) -> None:
         measures = {*part.measures, *part.settings.get("limits", {})}
         assert measures <= {*HEADINGS, *part.settings.get("limits", {})}
         for row in part.settings.get("published", {}).values():
-            assert {measure.removesuffix(" ratio") for measure in row} <= measures
+            assert {measure.removesuffix(" ratio") for measure in row} <= {*measures, "ratio"}
 
 
 def test_vllm_fig3_equals_the_published_numbers() -> None:
@@ -159,6 +159,30 @@ def test_options_that_do_not_apply_are_rejected() -> None:
         find_preset("vllm-fig3").run(num_prompts=3)
     with pytest.raises(ConfigError, match="is unknown; use one of "):
         find_preset("fig4")
+
+
+def test_a_preset_has_the_systems_and_the_engine_of_the_one_that_it_extends() -> None:
+    base, chatbot, translation = (find_preset(f"vllm-fig{number}").data for number in (2, 17, 16))
+    assert chatbot["systems"] == base["systems"]
+    assert chatbot["engine"] == base["engine"]
+    assert list(translation["systems"]) == [ORACLE, PAGED]
+    assert translation["engine"] == {**base["engine"], "model": "llama-13b"}
+    assert "histogram" not in chatbot["workload"]
+
+
+def test_parts_of_a_label_select_settings_and_a_case_adds_to_the_limits() -> None:
+    system = systems("sarathi", 1, None, ["chunked"])["yi-34b, arxiv_summarization, strict, chunked"]
+    assert system.engine.items() >= {"model": "yi-34b", "max_model_len": 16384, "max_num_batched_tokens": 512}.items()
+    assert system.workload["input_len"] == "quantiles:7059,12985,16384"
+    limit = {"at_most": {"itl_p99": 0.2, "queue_time_p50": 2.0}, "at_least": {"completion_ratio": 0.9}}
+    assert system.limits == {"the limit": limit}
+
+
+def test_one_published_ratio_stands_for_all_measures() -> None:
+    result = StudyResult(study("vllm-fig12", 1, None))
+    label = f"Alpaca, {ORACLE}"
+    assert [result.published(label, f"{name} s per token ratio") for name in (0.1, 1)] == [1.3, 1.3]
+    assert result.published(label, "0.1 s per token") is None
 
 
 def test_seed_and_count_reach_the_constants() -> None:

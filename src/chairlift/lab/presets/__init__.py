@@ -3,12 +3,15 @@
 A file has these fields:
 
     title, source   what was published, and where
+    extends         another preset, whose engine has the settings that are missing here, and whose systems are compared
     trace           the trace that the user has to give, in words; missing if the preset needs none
     options         which of workload_seed and num_prompts apply; both if it is missing
     engine          settings of the engine (see `StudySystem.config`) and workload (see `StudySystem.requests`), which
     workload        a study, a case or a system may replace
+    parts           settings by a part of the labels of cases, which are divided at ", "
     systems         the compared systems: their settings by name, or a name of `study.SYSTEMS`
-    studies         the tables: a runner, cases, systems, measures, and published values by row and measure
+    studies         the tables: a runner, cases, systems, measures, and published values by row and measure, where
+                    "ratio" stands for the ratios of all measures
     notes           how ours differs from the published numbers, and why
 """
 
@@ -51,10 +54,13 @@ class Preset:
 
     @cached_property
     def data(self) -> Mapping[str, Any]:
-        """The fields of the file."""
+        """The fields of the file, with those of the preset that it extends."""
         text = files(__name__).joinpath("data", f"{self.name}.json").read_text(encoding="utf-8")
-        loaded: Mapping[str, Any] = json.loads(text)
-        return loaded
+        loaded: dict[str, Any] = json.loads(text)
+        if "extends" not in loaded:
+            return loaded
+        base = Preset(loaded["extends"]).data
+        return {"systems": base["systems"], **loaded, "engine": {**base["engine"], **loaded.get("engine", {})}}
 
     def studies(
         self, *, workload_seed: int | None = None, num_prompts: int | None = None, trace: Path | None = None

@@ -5,7 +5,8 @@ the rate at which the first system finishes requests with a full queue. Without 
 ("fixed batch"). Or it has `limits` by heading, and then a row for each system with the highest rate at
 which all conditions of a limit hold:
 
-    "at_most"    measures with their maximum; {"times_alone": N, ...} is a multiple of the value of a single request
+    "at_most"    measures with their maximum, to which a case may add its own `at_most`; {"times_alone": N, ...} is a
+                 multiple of the value of a single request
     "at_least"   measures with their minimum
     "value"      the measure to report at that rate instead of the rate
 

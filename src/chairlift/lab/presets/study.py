@@ -1,6 +1,7 @@
 """A study of a preset: its engines and requests, and the table of published and simulated values.
 
-The settings of a run are merged from those of the preset, the study, the case and the system, in this order.
+The settings of a run are merged from those of the preset, the study, the parts of the label of the case, the case and
+the system, in this order.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ from chairlift.slo import SLO
 MEMORY_SHARE: Final = 0.9
 """The share of device memory for weights, K and V: the default of vLLM's `gpu_memory_utilization`."""
 
-SYSTEMS: Final = {
+SYSTEMS: Final[Mapping[str, Mapping[str, Any]]] = {
     "scheduling policies": {name: {"engine": {"scheduling_policy": name}} for name in SCHEDULING_POLICIES},
+    "block sizes": {str(1 << n): {"engine": {"kv": "paged", "block_size": 1 << n}} for n in range(9)},
 }
 """Systems that a preset can name instead of its own."""
 
@@ -244,15 +246,21 @@ class Study:
         known = self.preset["systems"]
         systems = SYSTEMS[known] if isinstance(known, str) else known
         names = self.settings.get("systems", list(systems))
+        parts = self.preset.get("parts", {})
         for case, own in self.settings.get("cases", {"": {}}).items():
+            of_label = [parts[part] for part in case.split(", ") if part in parts]
+            rates, at_most = own.get("rates", self.settings.get("rates", ())), own.get("at_most", {})
+            limits = {
+                name: {**limit, "at_most": {**at_most, **limit.get("at_most", {})}}
+                for name, limit in self.settings.get("limits", {}).items()
+            }
             for name in names:
-                levels = (self.preset, self.settings, own, systems[name])
+                levels = (self.preset, self.settings, *of_label, own, systems[name])
                 engine, workload = (
                     dict(pair for level in levels for pair in level.get(part, {}).items())
                     for part in ("engine", "workload")
                 )
-                rates, limits = (own.get(key, self.settings.get(key, ())) for key in ("rates", "limits"))
-                yield StudySystem(self, case, name, engine, workload, rates, dict(limits))
+                yield StudySystem(self, case, name, engine, workload, rates, limits)
 
     def constants(self) -> list[tuple[str, str]]:
         """The settings that were chosen and the constants of the cost models, as (name, value)."""
@@ -315,7 +323,8 @@ class StudyResult:
 
     def published(self, label: str, measure: str) -> float | str | None:
         """A number, a text such as "about 8", or None if nothing was published."""
-        value: float | str | None = self.study.settings.get("published", {}).get(label, {}).get(measure)
+        row = self.study.settings.get("published", {}).get(label, {})
+        value: float | str | None = row.get(measure, row.get("ratio") if measure.endswith(" ratio") else None)
         return value
 
     def ratio(self, label: str, measure: str) -> float | None:
