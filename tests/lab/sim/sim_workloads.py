@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from hypothesis import strategies as st
 
+from chairlift.clock import VirtualClock
 from chairlift.config import SchedulerConfig
 from chairlift.core.baselines.selection import KVPool
 from chairlift.events import EventList
 from chairlift.lab.sim.cost_model import StepShape
+from chairlift.lab.sim.executor import SimExecutor
 from chairlift.lab.sim.simulator import SimConfig
 from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
 
 MAX_MODEL_LEN = 64
 
@@ -24,6 +29,25 @@ class ConstantCost:
     def seconds(self, shape: StepShape) -> float:
         self.shapes.append(shape)
         return self._seconds
+
+
+class ReplayingExecutor(SimExecutor):
+    """An executor that samples the recorded output tokens of each request."""
+
+    def __init__(self, recorded: Mapping[str, Sequence[int]]) -> None:
+        super().__init__(ConstantCost(), VirtualClock())
+        self._recorded = recorded
+        self._num_prompt_tokens: dict[str, int] = {}
+
+    def submit(self, output: SchedulerOutput) -> tuple[ModelRunnerOutput, float]:
+        self._num_prompt_tokens |= {new.request_id: new.num_prompt_tokens for new in output.new_requests}
+        return super().submit(output)
+
+    def _sample(self, request_id: str, num_known: int, drafts: Sequence[int]) -> list[int]:
+        start = num_known - self._num_prompt_tokens[request_id]
+        sampled = [*self._recorded[request_id][start : start + 1 + len(drafts)]]
+        num_accepted = next((i for i, draft in enumerate(drafts) if draft != sampled[i]), len(drafts))
+        return sampled[: 1 + num_accepted]
 
 
 def request(

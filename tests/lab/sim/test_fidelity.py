@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sim_workloads import ConstantCost
+from sim_workloads import ReplayingExecutor
 
 from chairlift.clock import VirtualClock
 from chairlift.config import BATCHINGS, KV_POLICIES, SCHEDULING_POLICIES, EngineConfig
@@ -27,7 +27,6 @@ from chairlift.engine.startup import decoder_engine
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.pool_plan import plan_pool, planned_pool
 from chairlift.events import EventList, RequestWaiting, Step
-from chairlift.lab.sim.executor import SimExecutor
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
@@ -212,8 +211,7 @@ def test_simulator_schedules_like_the_engine(
     assert (pool.checkpoints is not None) is (arch == "nemotron_h")
     manager = make_kv_cache_manager(pool, enable_prefix_caching=True)
     scheduler = make_scheduler(config.scheduler_config(MAX_MODEL_LEN), manager)
-    executor = SimExecutor(ConstantCost(), VirtualClock(), lambda request_id, index: real.tokens[request_id][index])
-    simulated = run(scheduler, executor)
+    simulated = run(scheduler, ReplayingExecutor(real.tokens))
 
     assert len(real.outputs) > NUM_REQUESTS
     for ours, theirs in zip(simulated.outputs, real.outputs, strict=True):

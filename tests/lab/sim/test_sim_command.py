@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -19,7 +18,7 @@ from chairlift.engine.progress import AdvanceBar
 from chairlift.engine.startup.memory_plan import plan_memory
 from chairlift.errors import ChairliftError
 from chairlift.events import read_events
-from chairlift.lab.bench.calibrate import calibrate
+from chairlift.lab.bench import calibrate
 from chairlift.lab.metrics.run import summarize
 from chairlift.lab.sim.devices import find_device
 from chairlift.lab.sim.published_models import MODEL_SHAPES
@@ -208,8 +207,9 @@ def test_the_file_of_a_calibration_is_checked_before_the_measurement(monkeypatch
 def test_calibration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calibrates with tiny matrices, reads the device file and simulates with it."""
     path = tmp_path / "cpu.json"
-    tiny = partial(calibrate, rows=8, shapes=((64, 64),), weight_bytes=1 << 20, depths=(1, 3), num_steps=12, repeats=2)
-    monkeypatch.setattr("chairlift.lab.bench.calibrate.calibrate", tiny)
+    sizes = {"ROWS": 8, "SHAPES": ((64, 64),), "WEIGHT_BYTES": 1 << 20, "DEPTHS": (1, 3), "NUM_STEPS": 12, "REPEATS": 2}
+    for name, size in sizes.items():
+        monkeypatch.setattr(calibrate, name, size)
     printed = run("--calibrate", str(path), "--num-threads", "1")
     device = find_device(str(path))
     assert (device.flops_efficiency, device.bandwidth_efficiency, device.bytes_per_value) == (1.0, 1.0, 4)

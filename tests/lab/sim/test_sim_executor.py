@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sim_workloads import MAX_MODEL_LEN, ConstantCost, configs, workloads
+from sim_workloads import MAX_MODEL_LEN, ConstantCost, ReplayingExecutor, configs, workloads
 
 from chairlift.clock import VirtualClock
 from chairlift.config import SchedulerConfig
@@ -74,8 +74,7 @@ def test_replayed_recording_is_scheduled_like_the_original(
     """The scheduler outputs are equal, block ids included, with preemptions, prefix hits and an abort."""
     config = SchedulerConfig(MAX_MODEL_LEN, max_num_seqs=seats, max_num_batched_tokens=budget)
     original, answers = run_by_steps(workload, config, CheckingExecutor(4, num_blocks, budget, seats), num_blocks)
-    replay = SimExecutor(ConstantCost(), VirtualClock(), lambda request_id, index: answers[request_id][index])
-    assert run_by_steps(workload, config, replay, num_blocks) == (original, answers)
+    assert run_by_steps(workload, config, ReplayingExecutor(answers), num_blocks) == (original, answers)
 
 
 def new_request(request_id: str, tokens: int, computed: int = 0) -> NewRequest:

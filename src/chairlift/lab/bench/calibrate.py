@@ -33,41 +33,33 @@ DEPTHS = (2, 12)
 """Numbers of layers of the two tiny models whose steps are compared."""
 
 
-def calibrate(
-    num_threads: int | None = None,
-    *,
-    rows: int = ROWS,
-    shapes: tuple[tuple[int, int], ...] = SHAPES,
-    weight_bytes: int = WEIGHT_BYTES,
-    depths: tuple[int, int] = DEPTHS,
-    num_steps: int = 200,
-    repeats: int = 5,
-) -> tuple[Device, list[tuple[str, str]]]:
+NUM_STEPS = 200
+"""Number of decode steps of each of them."""
+
+REPEATS = 5
+"""Number of repetitions of each product, of which the median counts."""
+
+
+def calibrate(num_threads: int | None) -> tuple[Device, list[tuple[str, str]]]:
     """Measure this CPU in single precision.
 
     The measurements are speeds that a step reaches, so the efficiencies of the device are 1.
 
     Args:
         num_threads: number of torch threads; None uses all cores of the process.
-        rows: rows of activations in the measured products.
-        shapes: (outputs, inputs) of the multiplied matrices.
-        weight_bytes: size of the matrix that is read from memory.
-        depths: numbers of layers of the two tiny models.
-        num_steps: decode steps of each tiny model.
-        repeats: repetitions of each product; the median counts.
 
     Returns:
         The device, and the measurements as (name, value with unit).
     """
     # The overheads are those of a line through the steps of two tiny models.
-    shallow, deep = (_tiny_step_seconds(num_threads, depth, num_steps) for depth in depths)
-    layer_overhead = max(0.0, (deep - shallow) / (depths[1] - depths[0]))
-    step_overhead = max(0.0, shallow - depths[0] * layer_overhead)
+    shallow, deep = (_tiny_step_seconds(num_threads, depth) for depth in DEPTHS)
+    layer_overhead = max(0.0, (deep - shallow) / (DEPTHS[1] - DEPTHS[0]))
+    step_overhead = max(0.0, shallow - DEPTHS[0] * layer_overhead)
     flops = {
-        (outputs, inputs): 2 * rows * outputs * inputs / _linear_seconds(rows, outputs, inputs, repeats)
-        for outputs, inputs in shapes
+        (outputs, inputs): 2 * ROWS * outputs * inputs / _linear_seconds(ROWS, outputs, inputs)
+        for outputs, inputs in SHAPES
     }
-    bandwidth = measure_bandwidth(weight_bytes, repeats)
+    bandwidth = measure_bandwidth()
     facts = machine_facts()
     device = Device(
         name=facts.cpu,
@@ -82,52 +74,52 @@ def calibrate(
         layer_overhead=layer_overhead,
     )
     measured = [
-        *((f"{rows} x {i} by {i} x {o}", f"{value / 1e9:.4g} GFLOP/s") for (o, i), value in flops.items()),
-        (f"1 row by {weight_bytes >> 20} MiB", f"{bandwidth / 1e9:.4g} GB/s"),
+        *((f"{ROWS} x {i} by {i} x {o}", f"{value / 1e9:.4g} GFLOP/s") for (o, i), value in flops.items()),
+        (f"1 row by {WEIGHT_BYTES >> 20} MiB", f"{bandwidth / 1e9:.4g} GB/s"),
         ("step overhead", f"{step_overhead * 1e6:.4g} us"),
         ("layer overhead", f"{layer_overhead * 1e6:.4g} us"),
     ]
     return device, measured
 
 
-def measure_bandwidth(weight_bytes: int = WEIGHT_BYTES, repeats: int = 5) -> float:
-    """Measure the bytes per second at which a matrix of this size is read from memory, as a decode step reads weights
-    for one row."""
-    outputs = weight_bytes // 4 // READ_INPUTS
-    return outputs * READ_INPUTS * 4 / _linear_seconds(1, outputs, READ_INPUTS, repeats)
+def measure_bandwidth() -> float:
+    """Measure the bytes per second at which a matrix of WEIGHT_BYTES is read from memory, as a decode step reads
+    weights for one row."""
+    outputs = WEIGHT_BYTES // 4 // READ_INPUTS
+    return outputs * READ_INPUTS * 4 / _linear_seconds(1, outputs, READ_INPUTS)
 
 
-def _linear_seconds(rows: int, outputs: int, inputs: int, repeats: int) -> float:
+def _linear_seconds(rows: int, outputs: int, inputs: int) -> float:
     """Measure the median time of a linear layer in single precision, after an unmeasured repetition."""
     values, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
     samples = []
-    for _ in range(repeats + 1):
+    for _ in range(REPEATS + 1):
         start = time.perf_counter()
         torch.nn.functional.linear(values, weight)
         samples.append(time.perf_counter() - start)
     return statistics.median(samples[1:])
 
 
-def _tiny_step_seconds(num_threads: int | None, num_layers: int, num_steps: int) -> float:
+def _tiny_step_seconds(num_threads: int | None, num_layers: int) -> float:
     """Measure the median time of a decode step of a tiny model in the engine."""
     log = EventList()
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(_tiny_config(num_layers, num_steps)), encoding="utf-8")
+        Path(folder, "config.json").write_text(json.dumps(_tiny_config(num_layers)), encoding="utf-8")
         config = EngineConfig(
             model=folder,
             load_format="dummy",
             skip_tokenizer_init=True,
-            num_kv_blocks=2 + num_steps // 16,
+            num_kv_blocks=2 + NUM_STEPS // 16,
             num_threads=num_threads,
         )
         engine = build_engine(config, events=log)
-        drive_all_at_once(engine, [WorkloadRequest("r0", 0.0, [1, 2, 3], num_steps)])
+        drive_all_at_once(engine, [WorkloadRequest("r0", 0.0, [1, 2, 3], NUM_STEPS)])
         engine.close()
     times = [event.time for event in log.events if isinstance(event, Step)]
     return statistics.median(later - earlier for earlier, later in pairwise(times))
 
 
-def _tiny_config(num_layers: int, num_steps: int) -> dict[str, object]:
+def _tiny_config(num_layers: int) -> dict[str, object]:
     """The config.json of a Llama model with matrices of 64 by 64."""
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -137,6 +129,6 @@ def _tiny_config(num_layers: int, num_steps: int) -> dict[str, object]:
         "num_attention_heads": 4,
         "num_key_value_heads": 4,
         "vocab_size": 64,
-        "max_position_embeddings": num_steps + 16,
+        "max_position_embeddings": NUM_STEPS + 16,
         "rms_norm_eps": 1e-5,
     }

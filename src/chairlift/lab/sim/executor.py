@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,33 +12,29 @@ from chairlift.clock import VirtualClock
 from chairlift.lab.sim.cost_model import CostModel, StepShape, num_causal_pairs, num_padding_pairs
 from chairlift.outputs import Logprob, ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 
-TokenRecording = Callable[[str, int], int]
-"""Returns the recorded output token of a request, by its id and the index of the token from 0."""
-
 TOP_TOKEN: Final = (1.5, 0.7)
 """The parameters of the beta distribution of the probability of the most likely token: a free choice, with a mean of
 0.68. The savings of beam search depend on it (preset vllm-fig15)."""
 
 ZERO_TOKEN = [0]
-"""The sampled tokens without a recording; one list that all requests share and that must not be changed."""
+"""The sampled tokens; one list that all requests share and that must not be changed."""
 
 
 @dataclass(slots=True)
 class _Row:
-    """A request in the batch, with its numbers of computed, known and prompt tokens, and the number of its beams."""
+    """A request in the batch, with its numbers of computed and known tokens, and the number of its beams."""
 
     num_computed: int
     num_known: int
-    num_prompt_tokens: int
     num_beams: int
 
 
 class SimExecutor:
     """Implements `Executor` without a model: a step takes the seconds of a cost model on a virtual clock.
 
-    Without the recording `tokens`, every sampled token is 0. This adds no hits of the prefix cache between requests
-    with different prompts, because the hash of a block includes all tokens before it. Requests with equal prompts have
-    equal outputs, as under greedy sampling, and share their blocks. Swapped blocks are copied before the step.
+    Every sampled token is 0. This adds no hits of the prefix cache between requests with different prompts, because the
+    hash of a block includes all tokens before it. Requests with equal prompts have equal outputs, as under greedy
+    sampling, and share their blocks. Swapped blocks are copied before the step.
 
     The next tokens of a beam have random probabilities: the most likely token has p, which is drawn from a beta
     distribution with the parameters `top_token`, and each further one has half of what is left.
@@ -48,7 +44,6 @@ class SimExecutor:
         self,
         cost_model: CostModel,
         clock: VirtualClock,
-        tokens: TokenRecording | None = None,
         block_copy_seconds: float = 0.0,
         top_token: tuple[float, float] = TOP_TOKEN,
     ) -> None:
@@ -56,7 +51,6 @@ class SimExecutor:
         self._top_token = top_token
         self._cost_model = cost_model
         self._clock = clock
-        self._tokens = tokens
         self._rows: dict[str, _Row] = {}
         self._ready_time = 0.0
         self._random = random.Random(0)
@@ -68,10 +62,7 @@ class SimExecutor:
             del self._rows[request_id]
         for new in output.new_requests:
             num_beams = new.sampling_params.n if new.sampling_params.use_beam_search else 0
-            self._rows[new.request_id] = _Row(
-                new.num_computed_tokens, len(new.token_ids), new.num_prompt_tokens, num_beams
-            )
-        assert not output.draft_token_ids or self._tokens is not None, "draft tokens need a recording"
+            self._rows[new.request_id] = _Row(new.num_computed_tokens, len(new.token_ids), num_beams)
         shape, token_ids = self._advance(output)
         logprobs = {
             rid: [self._likely_tokens(self._rows[rid].num_beams)] for rid in token_ids if self._rows[rid].num_beams
@@ -105,7 +96,7 @@ class SimExecutor:
             row.num_computed = start + count - len(draft)
             if row.num_computed == row.num_known:
                 num_sampled += 1 + len(draft)
-                token_ids[request_id] = sampled = self._sample(request_id, row, draft)
+                token_ids[request_id] = sampled = self._sample(request_id, row.num_known, draft)
                 row.num_known += len(sampled)
                 row.num_computed += len(sampled) - 1
         return StepShape(
@@ -125,14 +116,7 @@ class SimExecutor:
             probability = left / 2
         return TokenLogprobs(top[0], top)
 
-    def _sample(self, request_id: str, row: _Row, drafts: Sequence[int]) -> list[int]:
-        """Returns the tokens of the recording after the known tokens: one, and one after each accepted draft token."""
-        if self._tokens is None:
-            return ZERO_TOKEN
-        start = row.num_known - row.num_prompt_tokens
-        sampled = [self._tokens(request_id, start)]
-        for token in drafts:
-            if token != sampled[-1]:
-                break
-            sampled.append(self._tokens(request_id, start + len(sampled)))
-        return sampled
+    def _sample(self, request_id: str, num_known: int, drafts: Sequence[int]) -> list[int]:
+        """Returns the tokens after the known tokens: one, and one after each accepted draft token."""
+        assert not drafts, "the simulator has no speculative decoding"
+        return ZERO_TOKEN

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
 
 from chairlift.models.declaration.layer_spec import LayerSpec
-from chairlift.models.declaration.matrix_spec import EXPERTS
 from chairlift.models.declaration.model_config import ModelConfig
 
 
@@ -28,38 +25,13 @@ class ExpertCost:
         missed = (1 - self.experts_per_token / self.num_experts) ** num_tokens
         return self.num_experts * (1 - missed)
 
-
-@dataclass(frozen=True, slots=True)
-class LayerCost:
-    """The sizes of a layer that determine its cost.
-
-    Attributes:
-        num_weights: number of values in the matrices that every token is multiplied by, without norms and biases.
-        attention_size: number of query heads times head size.
-        kv_values: number of values of K and V of one token that the layer reads.
-        kept_kv_values: number of those that the layer keeps, which are 0 if it reads K and V of another layer.
-        experts: its mixture of experts, or None.
-    """
-
-    num_weights: int
-    attention_size: int
-    num_kv_heads: int
-    kv_values: int
-    kept_kv_values: int
-    experts: ExpertCost | None = None
-
     @classmethod
-    def from_layer(cls, layer: LayerSpec) -> LayerCost:
-        spec, mixture = layer.attention, layer.mixture
-        num_weights = sum(matrix.num_weights for matrix in layer.matrices if matrix.group != EXPERTS)
-        experts: ExpertCost | None = None
-        if mixture is not None and (router := mixture.router) is not None:
-            size = mixture.up.num_weights + mixture.down.num_weights
-            experts = ExpertCost(router.num_experts, router.routing.experts_per_token, size)
-        if spec is None:
-            return cls(num_weights, 0, 0, 0, 0, experts)
-        kept, read = spec.num_kept_values, spec.num_kept_memories * spec.key_size
-        return cls(num_weights, spec.query_size, spec.num_kv_heads, read, kept, experts)
+    def from_layer(cls, layer: LayerSpec) -> ExpertCost | None:
+        mixture = layer.mixture
+        if mixture is None or (router := mixture.router) is None:
+            return None
+        size = mixture.up.num_weights + mixture.down.num_weights
+        return cls(router.num_experts, router.routing.experts_per_token, size)
 
 
 @dataclass(frozen=True)
@@ -79,11 +51,6 @@ class ModelShape:
     @property
     def vocab_size(self) -> int:
         return self.config.vocab_size
-
-    @cached_property
-    def layers(self) -> list[tuple[LayerCost, int]]:
-        """The different layer costs, each with its number of layers."""
-        return list(Counter(LayerCost.from_layer(layer) for layer in self.config.layers).items())
 
     @property
     def lm_head_weights(self) -> int:
@@ -105,4 +72,5 @@ class ModelShape:
     @property
     def kv_bytes_per_slot(self) -> int:
         """Bytes of K and V of one token in all layers."""
-        return sum(count * round(layer.kept_kv_values * self.bytes_per_kv_value) for layer, count in self.layers)
+        specs = [layer.attention for layer in self.config.layers if layer.attention is not None]
+        return sum(round(spec.num_kept_values * self.bytes_per_kv_value) for spec in specs)

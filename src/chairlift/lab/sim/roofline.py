@@ -13,12 +13,15 @@ parallelism, and all differences between kernels except the two efficiencies of 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 from chairlift.errors import ConfigError
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import Device
-from chairlift.lab.sim.model_shape import ExpertCost, LayerCost, ModelShape
+from chairlift.lab.sim.model_shape import ExpertCost, ModelShape
+from chairlift.models.declaration.layer_spec import LayerSpec
+from chairlift.models.declaration.matrix_spec import EXPERTS
 
 
 def block_copy_seconds(block_size: int, model: ModelShape, device: Device) -> float:
@@ -33,10 +36,10 @@ def block_copy_seconds(block_size: int, model: ModelShape, device: Device) -> fl
 
 
 class LayerSeconds(NamedTuple):
-    """The seconds that the parts of one layer take, for `num_layers` equal layers.
+    """The seconds that the parts of one layer take.
 
     Attributes:
-        token: the linear layers for one token.
+        token: the linear layers for one token, without norms and biases.
         weights: reading the weights.
         pair: attention for one (query, key) pair.
         context_token: reading K and V of one token.
@@ -44,7 +47,6 @@ class LayerSeconds(NamedTuple):
         expert: reading one expert.
     """
 
-    num_layers: int
     token: float
     weights: float
     pair: float
@@ -77,7 +79,8 @@ class Roofline:
         flop = 1 / (device.peak_flops * device.flops_efficiency)
         byte = 1 / (device.bandwidth * device.bandwidth_efficiency)
         share = 1 / tensor_parallel_size
-        self._layers = [self._layer_seconds(layer, count, flop, byte) for layer, count in model.layers]
+        layers = Counter(self._layer_seconds(layer, flop, byte) for layer in model.config.layers)
+        self._layers = [(*layer, count) for layer, count in layers.items()]
         self._head_row = 2 * model.lm_head_weights * flop * share
         self._head_weights = model.lm_head_weights * model.bytes_per_weight * byte * share
         self._state = 2 * model.state_bytes * byte * share  # read and written once in a step
@@ -88,28 +91,31 @@ class Roofline:
             self._exchanged_token = 2 * num_bytes / device.link_bandwidth
             self._overhead += 2 * device.all_reduce_latency
 
-    def _layer_seconds(self, layer: LayerCost, count: int, flop: float, byte: float) -> LayerSeconds:
+    def _layer_seconds(self, layer: LayerSpec, flop: float, byte: float) -> LayerSeconds:
         model, num_devices = self.model, self.tensor_parallel_size
-        share = 1 / num_devices
-        kv_share = -(-layer.num_kv_heads // num_devices) / max(layer.num_kv_heads, 1)
-        token_weights, expert_weights = layer.num_weights, 0
-        if layer.experts is not None:
-            expert_weights = layer.experts.num_weights
-            token_weights += layer.experts.experts_per_token * expert_weights
+        share, pair, context_token = 1 / num_devices, 0.0, 0.0
+        if (spec := layer.attention) is not None:
+            kv_share = -(-spec.num_kv_heads // num_devices) / max(spec.num_kv_heads, 1)
+            kv_bytes = round(spec.num_kept_memories * spec.key_size * model.bytes_per_kv_value)
+            pair, context_token = 4 * spec.query_size * flop * share, kv_bytes * byte * kv_share
+        num_weights = sum(matrix.num_weights for matrix in layer.matrices if matrix.group != EXPERTS)
+        token_weights, expert_weights, experts = num_weights, 0, ExpertCost.from_layer(layer)
+        if experts is not None:
+            expert_weights = experts.num_weights
+            token_weights += experts.experts_per_token * expert_weights
         return LayerSeconds(
-            num_layers=count,
             token=2 * token_weights * flop * share,
-            weights=layer.num_weights * model.bytes_per_weight * byte * share,
-            pair=4 * layer.attention_size * flop * share,
-            context_token=round(layer.kv_values * model.bytes_per_kv_value) * byte * kv_share,
-            experts=layer.experts,
+            weights=num_weights * model.bytes_per_weight * byte * share,
+            pair=pair,
+            context_token=context_token,
+            experts=experts,
             expert=expert_weights * model.bytes_per_weight * byte * share,
         )
 
     def seconds(self, shape: StepShape) -> float:
         num_tokens, num_seqs, num_sampled, num_context, num_pairs = shape
         layers = 0.0
-        for count, token, weights, pair, context_token, experts, expert in self._layers:
+        for token, weights, pair, context_token, experts, expert, count in self._layers:
             if experts is not None:
                 weights += experts.num_read(num_tokens) * expert
             layers += count * (
@@ -127,7 +133,7 @@ class Roofline:
         attention = list(model.config.attention_specs.values())
         heads = "/".join(str(count) for count in dict.fromkeys(spec.num_heads for spec in attention))
         kv_heads = "/".join(str(count) for count in dict.fromkeys(spec.num_kv_heads for spec in attention))
-        has_experts = any(layer.experts is not None for layer, _ in model.layers)
+        has_experts = any(ExpertCost.from_layer(layer) for layer in model.config.layers)
         weights = "of weights, of which a step reads the chosen experts" if has_experts else "read per step"
         constants = [
             (

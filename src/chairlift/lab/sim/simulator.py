@@ -184,5 +184,5 @@ def make_engine_core(
     """
     pool = replace(config.pool, max_chunk=config.scheduler.max_num_batched_tokens)
     manager = make_kv_cache_manager(pool, config.has_prefix_cache, record_index_changes=record_index_changes)
-    executor = SimExecutor(cost_model, clock, block_copy_seconds=config.block_copy_seconds, top_token=config.top_token)
+    executor = SimExecutor(cost_model, clock, config.block_copy_seconds, config.top_token)
     return EngineCore(make_scheduler(config.scheduler, manager, events), executor, clock), executor
