@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
-from chairlift.lab.report.memory import MemoryKinds, kind_shares
+from chairlift.events import Step
+from chairlift.lab.report.memory import kind_shares
 from chairlift.lab.report.recorded_run import RecordedRun
 from chairlift.lab.report.trace import Floats, RunTrace
 
@@ -30,21 +31,16 @@ def draw(runs: Sequence[RecordedRun]) -> Figure:
     for axes, run in zip(panels, runs, strict=True):
         _draw_run(axes, run, duration)
     border = Line2D([], [], label="reserved, as seen live", **LIVE_BORDER)
-    borders = [border] if any(run.kinds != live_kinds(run.trace) for run in runs) else []
+    borders = [border] if any(run.true_steps != run.trace.steps for run in runs) else []
     draw_legend(figure, list(KIND_FILLS.values()), *borders)
     return figure
 
 
-def live_kinds(trace: RunTrace) -> list[MemoryKinds]:
-    """The kinds of slots of each step in its event."""
-    return [MemoryKinds(s.token_states, s.reserved, s.internal, s.external, s.free) for s in trace.steps]
-
-
 def _draw_run(axes: Axes, run: RecordedRun, duration: float) -> None:
     edges = time_edges(run.trace, duration, BINS)
-    _stack_areas(axes, edges, _binned(run.trace, run.kinds, edges))
-    if run.kinds != (kinds := live_kinds(run.trace)):
-        live = _binned(run.trace, kinds, edges)
+    _stack_areas(axes, edges, _binned(run.trace, run.true_steps, edges))
+    if run.true_steps != run.trace.steps:
+        live = _binned(run.trace, run.trace.steps, edges)
         axes.plot(*stairs(edges, live[0] + live[1]), **LIVE_BORDER)
     axes.set(xlim=(0, duration), ylim=(0, 1))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
@@ -60,10 +56,10 @@ def _stack_areas(axes: Axes, edges: Floats, layers: Iterable[Floats]) -> None:
         below = below + y
 
 
-def _binned(trace: RunTrace, kinds: Sequence[MemoryKinds], edges: Floats) -> Floats:
+def _binned(trace: RunTrace, steps: Sequence[Step], edges: Floats) -> Floats:
     """The shares of the pool as [kinds, bins]; all slots are free while the batch is empty."""
     ends = trace.held_ends()
-    held = [means(trace.starts, ends, column, edges) for column in kind_shares(kinds).T[:-1]]
+    held = [means(trace.starts, ends, column, edges) for column in kind_shares(steps).T[:-1]]
     return np.array([*held, 1 - np.sum(held, axis=0)]).clip(0, 1)
 
 

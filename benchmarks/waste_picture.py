@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from benchmarks import drawing
+from chairlift.events import SLOT_KINDS
 from chairlift.lab.presets import PRESETS
-from chairlift.lab.report.memory import KINDS
 from chairlift.lab.report.recorded_run import RecordedRun
 
 UNDIVIDED = Fill("waste, not divided", "#FFFFFF", "\\\\\\")
@@ -44,7 +44,7 @@ def _draw_ours(axes: Axes, runs: Sequence[RecordedRun]) -> None:
         waste = run.waste()
         labels.append(run.label if waste.is_saturated else f"{run.label}\n(no waiting requests)")
         left = 0.0
-        for kind in KINDS:
+        for kind in SLOT_KINDS:
             left += _bar(axes, row, left, waste.shares[kind], drawing.KIND_FILLS[kind]._replace(hatch=""))
     _finish(axes, labels, "these runs")
 
@@ -54,7 +54,7 @@ def _draw_published(axes: Axes) -> None:
     for row, (policy, shares) in enumerate(PUBLISHED.items()):
         labels.append(policy)
         left = 0.0
-        for kind in KINDS[:-1]:
+        for kind in SLOT_KINDS[:-1]:
             fill = drawing.KIND_FILLS[kind]
             left += _bar(axes, row, left, shares.get(kind, 0.0) / 100, fill._replace(hatch=fill.hatch or "\\\\"))
         _bar(axes, row, left, shares.get("waste", 0.0) / 100, UNDIVIDED)

@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 import webbrowser
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -33,18 +32,15 @@ def lesson(
     if sys.stderr.isatty():
         logging.getLogger("chairlift").setLevel(logging.WARNING)
     from chairlift.engine.progress import progress_bar
+    from chairlift.lab.bench.simulation import ProgressSink
+    from chairlift.lab.lesson.page import write_page
+    from chairlift.lab.lesson.page_data import num_results, page_data
+    from chairlift.lab.lesson.runs import POLICIES, lesson_config, lesson_options, run_lesson
+    from chairlift.lab.lesson.summary import lesson_table
+    from chairlift.lab.tables import print_parts
 
-    with ExitStack() as bar:
-        bar.enter_context(progress_bar("load the model", 1))
-        from chairlift.lab.lesson.page import write_page
-        from chairlift.lab.lesson.page_data import num_results, page_data
-        from chairlift.lab.lesson.runs import TITLES, VOCAB_SIZE, RunBars, lesson_config, lesson_options, run_lesson
-        from chairlift.lab.lesson.summary import lesson_table
-        from chairlift.lab.tables import print_parts
-
-        options = lesson_options(seed, num_requests)
-        num_tokens = sum(item.output_len for item in options.workload(VOCAB_SIZE, token_round=1))
-        measured = run_lesson(lesson_config(), options, RunBars(bar, TITLES.values(), num_tokens))
+    with progress_bar(f"serve the requests under {len(POLICIES)} policies", len(POLICIES) * num_requests) as advance:
+        measured = run_lesson(lesson_config(), lesson_options(seed, num_requests), ProgressSink(advance))
     with progress_bar("simulate positions of the sliders", num_results()) as advance:
         data = page_data(measured, advance)
     write_page(data, output)

@@ -15,7 +15,7 @@ import pytest
 from chairlift.config import KV_POLICIES, EngineConfig
 from chairlift.engine.startup.factory import Engine
 from chairlift.errors import ConfigError
-from chairlift.events import RequestArrived, read_events
+from chairlift.events import SLOT_KINDS, RequestArrived, read_events
 from chairlift.lab.bench import driver
 from chairlift.lab.bench.benchmark_result import BenchmarkResult, MeasuredRange
 from chairlift.lab.bench.compare import (
@@ -26,7 +26,6 @@ from chairlift.lab.bench.compare import (
     run_compare,
 )
 from chairlift.lab.bench.policies import ComparedPolicy, parse_policies, parse_policy
-from chairlift.lab.report.memory import KINDS
 from chairlift.lab.report.recorded_run import recorded_run
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.models.decoder import DecoderModel
@@ -214,7 +213,7 @@ def test_memory_is_equal_and_allocated_once(result: Compared, num_allocations: l
     assert {(e.num_blocks, e.block_size, e.max_model_len) for e in result[0].engines.values()} == {(40, 4, 64)}
     for runs in result[0].runs.values():
         for run in runs:
-            assert sum(run[kind] or 0.0 for kind in KINDS) == pytest.approx(1)
+            assert sum(run[kind] or 0.0 for kind in SLOT_KINDS) == pytest.approx(1)
 
 
 def test_every_policy_has_its_characteristic_figures(result: Compared) -> None:

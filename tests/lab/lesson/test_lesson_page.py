@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from chairlift.errors import ConfigError
-from chairlift.events import RequestArrived, RequestFinished, Step
+from chairlift.events import SLOT_KINDS, RequestArrived, RequestFinished, Step
 from chairlift.lab.lesson import page_data as data_module
 from chairlift.lab.lesson import summary
 from chairlift.lab.lesson.page import EXPORT, FOLDERS, IMPORT, inline_modules, render_page, write_page
@@ -29,7 +29,6 @@ from chairlift.lab.lesson.page_data import (
     sharing_events,
 )
 from chairlift.lab.lesson.runs import VOCAB_SIZE, Lesson
-from chairlift.lab.report.memory import KINDS
 from tiny_lesson import tiny_lesson
 
 
@@ -59,8 +58,7 @@ def test_the_first_steps_have_the_true_lengths(lesson: Lesson) -> None:
         steps = [event for event in shown if isinstance(event, Step)]
         originals = [event for event in events if isinstance(event, Step)]
         assert len(steps) == min(MAX_STEPS, len(originals))
-        assert run.kinds is not None
-        assert [tuple(getattr(step, kind) for kind in KINDS) for step in steps] == run.kinds[:MAX_STEPS]
+        assert steps == run.true_steps[:MAX_STEPS]
         assert [step.request_ids for step in steps] == [step.request_ids for step in originals[:MAX_STEPS]]
         arrivals = [event for event in shown if isinstance(event, RequestArrived)]
         assert len(arrivals) == 96
@@ -84,7 +82,7 @@ def test_the_explorer_has_a_result_for_every_position(data: dict[str, Any], coun
                 others = ORDERS if policy == "paged" else [""]
                 for limit in LIMITS if policy in explorer["declaring"] else others:
                     values = explorer["results"][f"{policy}|{seats}|{spread}|{limit}"]
-                    assert sum(values[kind] for kind in KINDS) == pytest.approx(1, abs=1e-3)
+                    assert sum(values[kind] for kind in SLOT_KINDS) == pytest.approx(1, abs=1e-3)
                     assert values["busy"] <= values["seats"] + 1e-3 <= seats + 1e-2
     assert len(counted) == len(explorer["results"]) == num_results()
 

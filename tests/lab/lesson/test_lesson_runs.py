@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +12,9 @@ from rich.console import Console
 from chairlift.events import Event, EventList, Step
 from chairlift.lab.bench.compare import run_compare
 from chairlift.lab.bench.policies import ComparedPolicy
-from chairlift.lab.lesson import runs, summary
-from chairlift.lab.lesson.runs import POLICIES, TITLES, Lesson, lesson_options, run_lesson, simulated_events
+from chairlift.lab.bench.simulation import ProgressSink
+from chairlift.lab.lesson import summary
+from chairlift.lab.lesson.runs import POLICIES, Lesson, lesson_options, run_lesson, simulated_events
 from chairlift.lab.lesson.summary import ROWS, lesson_reasons, lesson_rows, lesson_table, lesson_values
 from command_runner import invoke
 from tiny_engine import CONFIG
@@ -49,29 +48,14 @@ def test_the_simulator_has_the_same_steps_seats_and_slots(lesson: Lesson, policy
 
 
 @pytest.fixture(scope="module")
-def bars() -> dict[str, int]:
-    """The progress of each bar of `small_lesson` by title."""
-    return {}
+def advanced() -> list[int]:
+    """The requests by which the progress bar of `small_lesson` advanced."""
+    return []
 
 
 @pytest.fixture(scope="module")
-def small_lesson(folder: Path, bars: dict[str, int]) -> Lesson:
-    """Too few requests to fill the paged pool."""
-
-    @contextmanager
-    def counting_bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
-        bars[title] = -total
-
-        def advance(steps: int) -> None:
-            bars[title] += steps
-
-        yield advance
-
-    options = lesson_options(1, 32)
-    num_tokens = sum(item.output_len for item in options.workload(CONFIG["vocab_size"], token_round=1))
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as bar:
-        patch.setattr(runs, "progress_bar", counting_bar)
-        return run_lesson(tiny_config(folder), options, runs.RunBars(bar, TITLES.values(), num_tokens))
+def small_lesson(folder: Path, advanced: list[int]) -> Lesson:
+    return run_lesson(tiny_config(folder), lesson_options(1, 32), ProgressSink(lambda steps=1: advanced.append(steps)))
 
 
 def test_bench_compare_has_the_same_steps_and_counts(small_lesson: Lesson, folder: Path) -> None:
@@ -86,9 +70,8 @@ def test_bench_compare_has_the_same_steps_and_counts(small_lesson: Lesson, folde
             assert values[key] == result.runs[policy][0][key]
 
 
-def test_the_bar_of_each_run_reaches_its_end(small_lesson: Lesson, bars: dict[str, int]) -> None:
-    assert bars == dict.fromkeys(TITLES.values(), 0)
-    assert len(bars) == len(small_lesson.events)
+def test_the_bar_counts_the_requests_of_all_runs(small_lesson: Lesson, advanced: list[int]) -> None:
+    assert sum(advanced) == 32 * len(small_lesson.events) == 32 * len(POLICIES)
 
 
 def test_the_policies_differ_as_published(lesson: Lesson) -> None:

@@ -11,7 +11,7 @@ from preset_studies import systems
 from chairlift.events import SLOT_KINDS, EventBroadcaster, EventList, Step
 from chairlift.lab.presets.memory_use import WARM_UP_SHARE, SteadyStateTally, simulate_outputs
 from chairlift.lab.presets.study import StudySystem, at_rate
-from chairlift.lab.report.memory import true_kinds
+from chairlift.lab.report.memory import steps_with_true_kinds
 from chairlift.lab.report.trace import trace_events
 from chairlift.lab.sim.simulator import simulate
 from chairlift.lab.workload.request import WorkloadRequest
@@ -43,9 +43,9 @@ def test_steady_state_equals_the_report_with_true_lengths(name: str) -> None:
         if WARM_UP_SHARE * 150 <= len(seen) < 150:
             counted.append(index)
             assert step.num_waiting > 0, "the queue is not empty"
-    kinds = true_kinds(trace_events(events.events))
-    num_slots = sum(sum(kinds[index]) for index in counted)
-    shares = {kind: 100 * sum(getattr(kinds[index], kind) for index in counted) / num_slots for kind in SLOT_KINDS}
+    true_steps = steps_with_true_kinds(trace_events(events.events))
+    sums = {kind: sum(getattr(true_steps[index], kind) for index in counted) for kind in SLOT_KINDS}
+    shares = {kind: 100 * slots / sum(sums.values()) for kind, slots in sums.items()}
     shares["external"] += shares.pop("free")
     for kind, share in shares.items():
         assert tally.value(kind) == pytest.approx(share), kind

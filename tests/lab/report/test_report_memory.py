@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.memory_picture import live_kinds
 from hypothesis import assume, given, settings
 from recorded_runs import Holder, RecordedRun, engine_started, recorded_runs
 
-from chairlift.events import EngineStarted, Step
-from chairlift.lab.report.memory import MemoryKinds, true_kinds
+from chairlift.events import SLOT_KINDS, EngineStarted, Event, Step
+from chairlift.lab.report.memory import steps_with_true_kinds
 from chairlift.lab.report.trace import trace_events
 from fakes import make_engine, make_request
 
@@ -21,6 +20,14 @@ def reserved_slots(holders: dict[str, Holder], written: dict[str, int], block_si
         for table in holder.tables
         for slot in range(len(table) * block_size)
     )
+
+
+def slots(step: Step) -> tuple[int, ...]:
+    return tuple(getattr(step, kind) for kind in SLOT_KINDS)
+
+
+def true_slots(events: list[Event]) -> list[tuple[int, ...]]:
+    return [slots(step) for step in steps_with_true_kinds(trace_events(events))]
 
 
 def started_of(run: RecordedRun) -> EngineStarted:
@@ -39,8 +46,9 @@ def steps_of(run: RecordedRun) -> list[Step]:
 @given(recorded_runs())
 def test_true_kinds_against_slots_that_were_written_in_the_end(run: RecordedRun) -> None:
     steps, started = steps_of(run), started_of(run)
-    for step, kinds, holders in zip(steps, true_kinds(trace_events(run.events)), run.holders, strict=True):
-        assert sum(kinds) == started.num_blocks * started.block_size
+    true_steps = steps_with_true_kinds(trace_events(run.events))
+    for step, kinds, holders in zip(steps, true_steps, run.holders, strict=True):
+        assert sum(slots(kinds)) == started.num_blocks * started.block_size
         assert kinds.reserved == reserved_slots(holders, run.written, started.block_size)
         assert kinds.reserved + kinds.internal == step.reserved + step.internal
         assert (kinds.token_states, kinds.external, kinds.free) == (step.token_states, step.external, step.free)
@@ -50,8 +58,8 @@ def test_true_kinds_against_slots_that_were_written_in_the_end(run: RecordedRun)
 @settings(max_examples=60, deadline=None)
 @given(recorded_runs(forced=True))
 def test_true_kinds_are_the_live_ones_where_max_tokens_is_the_length(run: RecordedRun) -> None:
-    steps_of(run)
-    assert true_kinds(trace_events(run.events)) == live_kinds(trace_events(run.events))
+    steps = steps_of(run)
+    assert steps_with_true_kinds(trace_events(run.events)) == steps
 
 
 def test_an_early_stop_turns_reserved_into_internal() -> None:
@@ -61,9 +69,9 @@ def test_an_early_stop_turns_reserved_into_internal() -> None:
     core.add(make_request("a", [1, 2, 3], 9, output_len=2))
     while core.has_work:
         core.step()
-    trace = trace_events(log.events)
-    assert live_kinds(trace) == [MemoryKinds(3, 8, 1, 4, 16), MemoryKinds(4, 7, 1, 4, 16)]
-    assert true_kinds(trace_events(log.events)) == [MemoryKinds(3, 1, 8, 4, 16), MemoryKinds(4, 0, 8, 4, 16)]
+    live = [slots(event) for event in log.events if isinstance(event, Step)]
+    assert live == [(3, 8, 1, 4, 16), (4, 7, 1, 4, 16)]
+    assert true_slots(log.events) == [(3, 1, 8, 4, 16), (4, 0, 8, 4, 16)]
 
 
 def test_an_unfinished_request_counts_with_its_max_tokens() -> None:
@@ -71,4 +79,4 @@ def test_an_unfinished_request_counts_with_its_max_tokens() -> None:
     log.events.append(engine_started(num_blocks=8, kv="exact", kv_arena="buddy"))
     core.add(make_request("a", [1, 2, 3], 9))
     core.step()
-    assert true_kinds(trace_events(log.events)) == [MemoryKinds(3, 8, 1, 4, 16)]
+    assert true_slots(log.events) == [(3, 8, 1, 4, 16)]

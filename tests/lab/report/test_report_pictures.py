@@ -21,6 +21,7 @@ from matplotlib.text import Text
 from simulated_runs import simulated, static
 
 from chairlift.events import Step
+from chairlift.lab.report.memory import kind_shares
 from chairlift.lab.report.recorded_run import RecordedRun, recorded_run
 from chairlift.observability.event_log import encode_event
 
@@ -108,7 +109,7 @@ def test_every_legend_entry_is_visible(big: RecordedRun, runs: list[RecordedRun]
 def test_kinds_fill_their_share(runs: list[RecordedRun]) -> None:
     pixels = colours_of(picture("compare-memory-kinds", runs[0]))
     internal, used = (share_of(pixels, KIND_FILLS[kind].colour) for kind in ("internal", "token_states"))
-    slots = np.average(np.array(runs[0].kinds), axis=0, weights=runs[0].trace.ends - runs[0].trace.starts)
+    slots = np.average(kind_shares(runs[0].true_steps), axis=0, weights=runs[0].trace.ends - runs[0].trace.starts)
     hatched = 0.4
     assert slots[2] / slots[0] * (1 - hatched) < internal / used < slots[2] / slots[0]
 

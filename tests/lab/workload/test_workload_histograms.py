@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.lengths import LengthRange, histogram_draw, paired_lengths, parse_lengths
+from chairlift.lab.workload.lengths import LengthDistribution, histogram_draw, paired_lengths, parse_lengths
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -41,7 +39,7 @@ def test_share_of_a_bin_is_its_count() -> None:
 )
 def test_empty_bins_are_never_drawn(counts: list[int], start: int, width: int, seed: int) -> None:
     histogram = histogram_draw(start, start + width * len(counts), counts)
-    for length in LengthRange().apply(partial(histogram, rng(seed)), 20):
+    for length in LengthDistribution("", histogram).sample(rng(seed), 20):
         assert length >= 1
         low, high = (max(0, min(len(counts) - 1, int((length + d - start) // width))) for d in (-0.5, 0.5))
         assert any(counts[low : high + 1])
@@ -49,7 +47,7 @@ def test_empty_bins_are_never_drawn(counts: list[int], start: int, width: int, s
 
 def test_text_may_have_a_range() -> None:
     histogram = parse_lengths("hist:alpaca-output,8..64,reject")
-    assert histogram.within == LengthRange(8, 64, reject=True)
+    assert (histogram.low, histogram.high, histogram.reject) == (8, 64, True)
     assert str(histogram) == "hist:alpaca-output,8..64,reject"
     lengths = histogram.sample(rng(), 2000)
     assert min(lengths) >= 8

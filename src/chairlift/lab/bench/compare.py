@@ -14,13 +14,12 @@ from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import LoadedDecoder, load_decoder
 from chairlift.engine.startup.pool_plan import kv_slot_bytes, plan_layout
 from chairlift.errors import ConfigError
-from chairlift.events import EngineStarted, EventBroadcaster, EventList, EventSink
+from chairlift.events import SLOT_KINDS, EngineStarted, EventBroadcaster, EventList, EventSink
 from chairlift.lab.bench.bench_options import CompareOptions
 from chairlift.lab.bench.benchmark_result import BenchmarkResult, RunValues, engine_limits, engine_policies
 from chairlift.lab.bench.driver import drive_all_at_once, forced_requests, run_forced
 from chairlift.lab.bench.workload_options import format_arrivals, format_lengths, text_tokenizer
 from chairlift.lab.metrics.run import REPORTED_METRICS
-from chairlift.lab.report.memory import KINDS
 from chairlift.lab.report.recorded_run import recorded_run
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.observability.event_log import encode_event
@@ -46,7 +45,7 @@ RATIOS: Final = (
 """The metrics whose ratio to the baseline is also shown."""
 
 _KEYS: Final = (*RATIOS, "goodput", "slo_attainment", "qoe_mean", "mean_batch_size", "mean_busy_seats",
-                "mean_batch_tokens", *KINDS, "waste", "padding_tokens", "recomputed_tokens", "preemptions",
+                "mean_batch_tokens", *SLOT_KINDS, "waste", "padding_tokens", "recomputed_tokens", "preemptions",
                 "length_error_mean", "length_coverage")  # fmt: skip
 WASTED: Final = ("reserved", "internal", "external")
 """The kinds of slots that hold nothing and cannot be used by another request."""

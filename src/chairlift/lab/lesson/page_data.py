@@ -72,14 +72,14 @@ def _record(event: Event) -> dict[str, Any]:
 
 def first_steps(run: RecordedRun, events: list[Event]) -> Iterator[Event]:
     """The events up to step MAX_STEPS, with the true output lengths in place of `max_tokens`, as in the table."""
-    steps = iter(run.kinds[:MAX_STEPS])
+    steps = iter(run.true_steps[:MAX_STEPS])
     for event in events:
         if isinstance(event, RequestArrived) and event.output_len is not None:
             yield replace(event, max_tokens=event.output_len)
         elif isinstance(event, Step):
-            if (kinds := next(steps, None)) is None:
+            if (step := next(steps, None)) is None:
                 return
-            yield replace(event, **kinds._asdict())
+            yield step
         else:
             yield event
 

@@ -6,16 +6,14 @@ ShareGPT (161 prompt and 338 output tokens), 15,728 KV slots and max_model_len=2
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final
 
 from chairlift.config import EngineConfig
-from chairlift.engine.progress import progress_bar
-from chairlift.events import EngineStarted, Event, EventBroadcaster, EventList, EventSink, Step
+from chairlift.events import EngineStarted, Event, EventBroadcaster, EventList, EventSink
 from chairlift.lab.bench.bench_options import CompareOptions
 from chairlift.lab.bench.benchmark_result import BenchmarkResult, RunValues
 from chairlift.lab.bench.compare import TokenCheck, run_compare, with_max_tokens
@@ -129,25 +127,3 @@ def run_lesson(config: EngineConfig, options: CompareOptions, progress: EventSin
     runs = [log.events[start:end] for start, end in pairwise([*starts, len(log.events)])]
     names = [policy.name for policy in options.policies]
     return Lesson(options, result, tokens, dict(zip(names, runs, strict=True)))
-
-
-class RunBars:
-    """An event sink that shows a progress bar for each run of the lesson, one at a time.
-
-    Args:
-        bar: has the bar that is shown; the bar of a run replaces it.
-        titles: of the runs, in their order.
-        num_tokens: output tokens of each run.
-    """
-
-    def __init__(self, bar: ExitStack, titles: Iterable[str], num_tokens: int) -> None:
-        self._bar = bar
-        self._titles = iter(titles)
-        self._num_tokens = num_tokens
-
-    def emit(self, event: Event) -> None:
-        if isinstance(event, EngineStarted):
-            self._bar.close()
-            self._advance = self._bar.enter_context(progress_bar(next(self._titles), self._num_tokens))
-        elif isinstance(event, Step):
-            self._advance(sum(event.num_new))

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import replace
 from itertools import repeat
-from typing import NamedTuple
 
 import numpy as np
 
 from chairlift.core.kv.windowed_groups import KVGroups
+from chairlift.events import SLOT_KINDS, Step
 from chairlift.lab.report.trace import Floats, RunTrace, final_slots
 
 
-class MemoryKinds(NamedTuple):
-    """The number of slots of each kind after the schedule of a step, as defined in `core.measuring.accounting`."""
-
-    token_states: int
-    reserved: int
-    internal: int
-    external: int
-    free: int
-
-
-KINDS = MemoryKinds._fields
-
-
-def true_kinds(trace: RunTrace) -> list[MemoryKinds]:
-    """The number of KV slots of each kind in each step. Reserved and internal slots are counted with the final lengths.
+def steps_with_true_kinds(trace: RunTrace) -> list[Step]:
+    """The steps, whose reserved and internal slots are counted with the final lengths.
 
     A reserved slot will be written, and an internal slot (internal fragmentation) will not. The running engine cannot
     know this, and counts with `max_tokens` as the output length:
@@ -38,12 +26,12 @@ def true_kinds(trace: RunTrace) -> list[MemoryKinds]:
     Only the border between reserved and internal changes, so the sum is still the pool. For aborted and unfinished
     requests see `final_slots`.
     """
-    kinds = []
+    steps = []
     for step, reserved in zip(trace.steps, _reserved_slots(trace), strict=True):
         unwritten = step.reserved + step.internal
         reserved = min(reserved, unwritten)
-        kinds.append(MemoryKinds(step.token_states, reserved, unwritten - reserved, step.external, step.free))
-    return kinds
+        steps.append(replace(step, reserved=reserved, internal=unwritten - reserved))
+    return steps
 
 
 def _reserved_slots(trace: RunTrace) -> list[int]:
@@ -80,8 +68,8 @@ def _num_reserved(groups: KVGroups, covered: int, computed: int, final: int) -> 
     return num_full * max(min(in_full, final) - computed, 0) + num_windows * max(min(in_windows, final) - computed, 0)
 
 
-def kind_shares(kinds: Sequence[MemoryKinds]) -> Floats:
-    """The kinds as shares of the pool: [steps, kinds]."""
-    slots = np.array(kinds, dtype=np.float64)
+def kind_shares(steps: Iterable[Step]) -> Floats:
+    """The slots of each kind as shares of the pool: [steps, kinds]."""
+    slots = np.array([[getattr(step, kind) for kind in SLOT_KINDS] for step in steps], dtype=np.float64)
     shares: Floats = slots / slots.sum(axis=1, keepdims=True)
     return shares

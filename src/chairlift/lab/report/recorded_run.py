@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chairlift.events import EngineStarted, Event
+from chairlift.events import SLOT_KINDS, EngineStarted, Event, Step
 from chairlift.lab.metrics.requests import RequestMetrics, request_metrics
 from chairlift.lab.metrics.run import RunMetrics, summarize
-from chairlift.lab.report.memory import KINDS, MemoryKinds, kind_shares, true_kinds
+from chairlift.lab.report.memory import kind_shares, steps_with_true_kinds
 from chairlift.lab.report.trace import RunTrace, trace_events
 
 
@@ -28,14 +28,14 @@ class RecordedRun:
 
     Attributes:
         label: its name in pictures.
-        kinds: the kinds of slots of each step, with the true output lengths.
+        true_steps: the steps, with the kinds of slots by the true output lengths.
     """
 
     label: str
     trace: RunTrace
     requests: list[RequestMetrics]
     metrics: RunMetrics
-    kinds: list[MemoryKinds]
+    true_steps: list[Step]
 
     @property
     def started(self) -> EngineStarted:
@@ -51,12 +51,12 @@ class RecordedRun:
             weights = weights * waited
         if not weights.sum():
             weights = np.ones(len(weights))
-        shares = np.average(kind_shares(self.kinds), axis=0, weights=weights)
-        return WasteShares(dict(zip(KINDS, shares.tolist(), strict=True)), is_saturated)
+        shares = np.average(kind_shares(self.true_steps), axis=0, weights=weights)
+        return WasteShares(dict(zip(SLOT_KINDS, shares.tolist(), strict=True)), is_saturated)
 
 
 def recorded_run(events: Iterable[Event], label: str = "") -> RecordedRun:
     """The run of its events, which must have a step, in the order in which they were emitted."""
     events = list(events)
     trace = trace_events(events)
-    return RecordedRun(label, trace, request_metrics(events), summarize(events), true_kinds(trace))
+    return RecordedRun(label, trace, request_metrics(events), summarize(events), steps_with_true_kinds(trace))

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,8 @@ from chairlift.lab.workload.anyscale import published_output_lens
 
 LONGEST: Final = 1 << 30
 """The default upper bound of a distribution."""
+
+Drawn = TypeVar("Drawn")
 
 MAX_REDRAWS: Final = 100
 """Rounds of rejection sampling before a range is reported as unreachable."""
@@ -40,49 +42,20 @@ Draw = Callable[[np.random.Generator, int], npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class LengthRange:
-    """Rounds real-valued draws to integers within low..high, bounds included.
+class LengthDistribution:
+    """A distribution of lengths in tokens: real-valued draws, rounded to integers within low..high, bounds included.
 
     Draws outside become the nearer bound or, with `reject`, are drawn again.
-    """
-
-    low: int = 1
-    high: int = LONGEST
-    reject: bool = False
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.low <= self.high <= LONGEST:
-            raise ConfigError(f"a range of lengths must satisfy 1 <= low <= high, got {self.low}..{self.high}")
-
-    def apply(self, draw: Callable[[int], npt.NDArray[Any]], count: int) -> list[int]:
-        """Return `count` lengths from `draw(n)`, which returns n independent draws."""
-        if not self.reject:
-            return _to_ints(np.clip(draw(count), self.low, self.high))
-        kept: list[int] = []
-        num_draws = max(count, 1000)
-        for _ in range(MAX_REDRAWS):
-            lengths = np.rint(draw(num_draws))
-            kept += _to_ints(lengths[(lengths >= self.low) & (lengths <= self.high)])
-            if len(kept) >= count:
-                return kept[:count]
-        raise ConfigError(
-            f"only {len(kept)} of {MAX_REDRAWS * num_draws} draws fell into {self.low}..{self.high}, and {count} are "
-            f"needed: widen the range, or omit `reject`, so that draws outside of it become its bounds"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class LengthDistribution:
-    """A distribution of lengths in tokens, each at least 1.
 
     Attributes:
         text: as `parse_lengths` reads it, without spaces.
-        draw: what the range is applied to.
     """
 
     text: str
     draw: Draw = field(compare=False, repr=False)
-    within: LengthRange
+    low: int = 1
+    high: int = LONGEST
+    reject: bool = False
 
     def sample(self, rng: np.random.Generator, count: int) -> list[int]:
         """Return `count` lengths.
@@ -90,7 +63,15 @@ class LengthDistribution:
         Raises:
             ConfigError: lengths outside the range are drawn again, but almost all draws are outside.
         """
-        return self.within.apply(lambda number: self.draw(rng, number), count)
+        if not self.reject:
+            return _to_ints(np.clip(self.draw(rng, count), self.low, self.high))
+
+        def kept(num_draws: int) -> list[int]:
+            lengths = np.rint(self.draw(rng, num_draws))
+            return _to_ints(lengths[(lengths >= self.low) & (lengths <= self.high)])
+
+        advice = "widen the range, or omit `reject`, so that draws outside of it become its bounds"
+        return _draw_again(kept, count, f"draws fell into {self.low}..{self.high}", advice)
 
     def __str__(self) -> str:
         return self.text
@@ -103,7 +84,7 @@ def _fixed(length: int) -> Draw:
 
 def _uniform(low: int, high: int) -> Draw:
     """Uniform over low..high, bounds included."""
-    LengthRange(low, high)
+    _check_bounds(low, high)
     return lambda rng, count: rng.integers(low, high, size=count, endpoint=True)
 
 
@@ -202,8 +183,11 @@ def parse_lengths(text: str) -> LengthDistribution:
         raise ConfigError(f"lengths {text!r}: write {_SYNTAX[name]}")
     *own, low, high, reject = found.groups()
     try:
-        within = LengthRange(int(low or 1), int(high or LONGEST), bool(reject))
-        return LengthDistribution(compact, kind.make(*(kind.convert(each) for each in own if each)), within)
+        bounds = int(low or 1), int(high or LONGEST)
+        _check_bounds(*bounds)
+        return LengthDistribution(
+            compact, kind.make(*(kind.convert(each) for each in own if each)), *bounds, bool(reject)
+        )
     except ConfigError as error:
         raise ConfigError(f"lengths {text!r}: {error}; write {_SYNTAX[name]}") from None
 
@@ -218,21 +202,33 @@ def paired_lengths(
     Raises:
         ConfigError: as LengthDistribution.sample, or the sum of almost all pairs exceeds max_total.
     """
-    pairs: list[tuple[int, int]] = []
+
+    def fitting(num_draws: int) -> list[tuple[int, int]]:
+        drawn = zip(prompt.sample(rng, num_draws), output.sample(rng, num_draws), strict=True)
+        return [pair for pair in drawn if sum(pair) <= max_total]
+
+    what = f"pairs of {prompt} prompt and {output} output tokens fit into {max_total} tokens"
+    return _draw_again(fitting, count, what, "shorten the lengths or increase max_model_len")
+
+
+def _draw_again(draw: Callable[[int], list[Drawn]], count: int, what: str, advice: str) -> list[Drawn]:
+    """Return `count` of the values that `draw(n)` keeps of n draws, in at most MAX_REDRAWS rounds."""
+    kept: list[Drawn] = []
     num_draws = max(count, 1000)
     for _ in range(MAX_REDRAWS):
-        drawn = zip(prompt.sample(rng, num_draws), output.sample(rng, num_draws), strict=True)
-        pairs += [pair for pair in drawn if sum(pair) <= max_total]
-        if len(pairs) >= count:
-            return pairs[:count]
-    raise ConfigError(
-        f"only {len(pairs)} of {MAX_REDRAWS * num_draws} pairs of {prompt} prompt and {output} output tokens fit "
-        f"into {max_total} tokens, and {count} are needed: shorten the lengths or increase max_model_len"
-    )
+        kept += draw(num_draws)
+        if len(kept) >= count:
+            return kept[:count]
+    raise ConfigError(f"only {len(kept)} of {MAX_REDRAWS * num_draws} {what}, and {count} are needed: {advice}")
 
 
 def _to_ints(values: npt.NDArray[Any]) -> list[int]:
     return [round(value) for value in values.tolist()]
+
+
+def _check_bounds(low: int, high: int) -> None:
+    if not 1 <= low <= high <= LONGEST:
+        raise ConfigError(f"a range of lengths must satisfy 1 <= low <= high, got {low}..{high}")
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
