@@ -26,7 +26,7 @@ MODULE = '''
 
 from pydantic import BaseModel
 
-from chairlift.server.api.endpoint import Endpoint
+from chairlift.server.api.endpoint import endpoint
 from chairlift.server.protocol.encoding import encode
 from chairlift.server.protocol.base import RequestBody
 
@@ -40,15 +40,12 @@ class LengthsResponse(BaseModel):
     lengths: list[int]
 
 
-def _plan(planner, body):
+@endpoint("/v1/token_lengths", LengthsResponse)
+def token_lengths(planner, body: LengthsRequest):
+    """Measure tokens."""
     engine = planner.engine
     tokens = engine.input_processor.encode_text(body.text, "text", add_special_tokens=False)
     return encode(LengthsResponse(lengths=[len(engine.tokenizer.token_bytes(token)) for token in tokens]))
-
-
-TOKEN_LENGTHS = Endpoint(
-    "/v1/token_lengths", "token_lengths", "Measure tokens.", LengthsRequest, LengthsResponse, _plan
-)
 '''
 PATH = "/v1/token_lengths"
 SECRET = "secret-of-the-endpoint"
@@ -61,7 +58,7 @@ def server(
     """A server whose list of endpoints has the new one."""
     (tmp_path / "token_lengths.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    ENDPOINTS.append(importlib.import_module("token_lengths").TOKEN_LENGTHS)
+    ENDPOINTS.append(importlib.import_module("token_lengths").token_lengths)
     folder = with_api_tokenizer(tiny_model_dir("llama", vocab_size=VOCAB_SIZE), tmp_path / "model")
     llm = AsyncLLM(model=str(folder), num_kv_blocks=50, num_threads=1)
     keys = KeyRing([Key("ops", digest(SECRET), is_admin=True)])

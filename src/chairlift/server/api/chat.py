@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 from msgspec import Raw
 
 from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.request import FinishReason
 from chairlift.server.api.chunk_call import Choice, ChunkCall
-from chairlift.server.api.endpoint import Endpoint
+from chairlift.server.api.endpoint import endpoint
 from chairlift.server.preparation.conversation import ChatPlan, ModelPlanner
 from chairlift.server.protocol.base import CompletionTokensDetails, UsageInfo
 from chairlift.server.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
@@ -99,12 +99,7 @@ def _call(call: DeltaToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-CHAT_COMPLETIONS: Final = Endpoint(
-    "/v1/chat/completions",
-    "create_chat_completion",
-    "Generate the next message of a conversation (OpenAI).",
-    ChatCompletionRequest,
-    ChatCompletionResponse,
-    ModelPlanner.plan,
-    ChatCall,
-)
+@endpoint("/v1/chat/completions", ChatCompletionResponse, ChatCall)
+def create_chat_completion(planner: ModelPlanner, body: ChatCompletionRequest) -> ChatPlan:
+    """Generate the next message of a conversation (OpenAI)."""
+    return planner.plan(body)

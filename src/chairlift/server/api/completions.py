@@ -6,31 +6,20 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from msgspec import Raw
 
 from chairlift.engine.pooling import check_task
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.server.api.chunk_call import Choice, ChunkCall
-from chairlift.server.api.endpoint import Endpoint
+from chairlift.server.api.endpoint import endpoint
 from chairlift.server.api.engine_call import ENTRIES_PER_POSITION
 from chairlift.server.api.logprobs import TextOffsets
 from chairlift.server.preparation.conversation import ModelPlanner, RequestPlan
 from chairlift.server.protocol.base import labelled_values
 from chairlift.server.protocol.completions import CompletionRequest, CompletionResponse
 from chairlift.server.protocol.encoding import encode
-
-
-def _plan(planner: ModelPlanner, body: CompletionRequest) -> RequestPlan:
-    engine = planner.engine
-    check_task(engine.facts, None)
-    params = body.params(engine.facts.sampling_defaults)
-    encode_prompt = partial(engine.input_processor.encode, add_special_tokens=body.add_special_tokens is not False)
-    prompts = [
-        encode_prompt(prompt, params, label=label) for label, prompt in labelled_values("prompt", body.prompts())
-    ]
-    return RequestPlan(prompts, params, clamps_max_tokens=planner.options.clamp_max_tokens)
 
 
 class CompletionCall(ChunkCall[CompletionRequest, RequestPlan]):
@@ -115,12 +104,14 @@ class CompletionCall(ChunkCall[CompletionRequest, RequestPlan]):
         return TextOffsets(tokenizer, start, hidden)
 
 
-COMPLETIONS: Final = Endpoint(
-    "/v1/completions",
-    "create_completion",
-    "Continue one or several prompts (OpenAI).",
-    CompletionRequest,
-    CompletionResponse,
-    _plan,
-    CompletionCall,
-)
+@endpoint("/v1/completions", CompletionResponse, CompletionCall)
+def create_completion(planner: ModelPlanner, body: CompletionRequest) -> RequestPlan:
+    """Continue one or several prompts (OpenAI)."""
+    engine = planner.engine
+    check_task(engine.facts, None)
+    params = body.params(engine.facts.sampling_defaults)
+    encode_prompt = partial(engine.input_processor.encode, add_special_tokens=body.add_special_tokens is not False)
+    prompts = [
+        encode_prompt(prompt, params, label=label) for label, prompt in labelled_values("prompt", body.prompts())
+    ]
+    return RequestPlan(prompts, params, clamps_max_tokens=planner.options.clamp_max_tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_type_hints
 
 from pydantic import BaseModel
 
@@ -22,21 +22,17 @@ class Endpoint(Generic[Body]):
     The routes, their description in OpenAPI, the admission of calls and the `url`s of batch files are derived from it.
 
     Attributes:
-        name: the name of the operation in OpenAPI.
-        description: one sentence for OpenAPI, with the API that the endpoint is from.
-        body, response: the types of the bodies.
         plan: converts a valid body to a plan, on a thread; raises RequestError. Without `call` the plan is the JSON of
-            the response.
+            the response. Its name and its docstring are those of the operation in OpenAPI.
+        body, response: the types of the bodies.
         call: the class of calls that answer the plan with the engine.
         aliases: other paths.
     """
 
     path: str
-    name: str
-    description: str
+    plan: Callable[[ModelPlanner, Body], Any]
     body: type[Body]
     response: type[BaseModel]
-    plan: Callable[[ModelPlanner, Body], Any]
     call: type[EngineCall[Any, Any]] | None = None
     aliases: tuple[str, ...] = ()
 
@@ -44,3 +40,10 @@ class Endpoint(Generic[Body]):
     def id_prefix(self) -> str:
         """The beginning of the ids of responses; empty if it does not use the engine."""
         return "" if self.call is None else self.call.id_prefix
+
+
+def endpoint(
+    path: str, response: type[BaseModel], call: type[EngineCall[Any, Any]] | None = None, aliases: tuple[str, ...] = ()
+) -> Callable[[Callable[[ModelPlanner, Body], Any]], Endpoint[Body]]:
+    """Make an endpoint of a function with the parameters `planner` and `body`, which is its `plan`."""
+    return lambda plan: Endpoint(path, plan, get_type_hints(plan)["body"], response, call, aliases)

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from chairlift.outputs import TokenLogprobs
 from chairlift.request import FinishReason
-from chairlift.server.api.endpoint import Endpoint
+from chairlift.server.api.endpoint import endpoint
 from chairlift.server.api.item_call import AnswerItem, ItemCall
-from chairlift.server.preparation.conversation import ModelPlanner
+from chairlift.server.preparation.conversation import ChatPlan, ModelPlanner
 from chairlift.server.protocol.base import ErrorInfo
 from chairlift.server.protocol.encoding import encode, to_event
 from chairlift.server.protocol.messages import (
@@ -104,24 +104,13 @@ def _block(item: AnswerItem) -> dict[str, Any]:
     return {"type": "tool_use", "id": item.call_id, "name": item.name, "input": parse_arguments(item.text)}
 
 
-def _count_tokens(planner: ModelPlanner, body: CountTokensRequest) -> bytes:
+@endpoint("/v1/messages", MessagesResponse, MessagesCall)
+def create_message(planner: ModelPlanner, body: MessagesRequest) -> ChatPlan:
+    """Generate the next message of a conversation (Anthropic)."""
+    return planner.plan(body)
+
+
+@endpoint("/v1/messages/count_tokens", TokenCount)
+def count_tokens(planner: ModelPlanner, body: CountTokensRequest) -> bytes:
+    """Count the prompt tokens of a conversation (Anthropic)."""
     return encode(TokenCount(input_tokens=len(planner.prompt_token_ids(body))))
-
-
-MESSAGES: Final = Endpoint(
-    "/v1/messages",
-    "create_message",
-    "Generate the next message of a conversation (Anthropic).",
-    MessagesRequest,
-    MessagesResponse,
-    ModelPlanner.plan,
-    MessagesCall,
-)
-COUNT_TOKENS: Final = Endpoint(
-    "/v1/messages/count_tokens",
-    "count_tokens",
-    "Count the prompt tokens of a conversation (Anthropic).",
-    CountTokensRequest,
-    TokenCount,
-    _count_tokens,
-)

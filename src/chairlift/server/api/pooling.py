@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import mul
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -18,7 +18,7 @@ from chairlift.engine.pooling import POOLING_PARAMS, TASKS, check_task, pooled_v
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import RequestError
 from chairlift.outputs import RequestOutput
-from chairlift.server.api.endpoint import Endpoint
+from chairlift.server.api.endpoint import endpoint
 from chairlift.server.api.engine_call import EngineCall
 from chairlift.server.preparation.conversation import ModelPlanner, RequestPlan
 from chairlift.server.protocol.base import MAX_PROMPTS, RequestBody, advisory, as_list, labelled_values, omitted_if_null
@@ -119,42 +119,6 @@ class RerankResponse(BaseModel):
     meta: dict[str, Any] = Field(description="The version of Cohere's API, and the tokens in its form.")
 
 
-def _plan_embeddings(planner: ModelPlanner, body: EmbeddingRequest) -> RequestPlan:
-    engine = planner.engine
-    check_task(engine.facts, "embed")
-    size = engine.facts.model_config.hidden_size
-    if body.dimensions is not None and body.dimensions > size:
-        raise RequestError(f"dimensions={body.dimensions} exceeds the {size} values of a vector", "dimensions")
-    processor, most = engine.input_processor, body.truncate_prompt_tokens
-    prompts = [
-        processor.encode_pooled(text, None, most, (label,))
-        if isinstance(text, str)
-        else processor.check_pooled(text, most, label)
-        for label, text in labelled_values("input", as_list(body.input))
-    ]
-    return RequestPlan([(None, token_ids) for token_ids in prompts], POOLING_PARAMS)
-
-
-def _plan_score(planner: ModelPlanner, body: ScoreRequest) -> RequestPlan:
-    firsts, seconds = as_list(body.text_1), as_list(body.text_2)
-    if len(firsts) not in (1, len(seconds)):
-        raise RequestError(
-            f"text_1 has {len(firsts)} texts and text_2 {len(seconds)}: text_1 must be one text, or as many", "text_1"
-        )
-    return _plan_pairs(planner.engine, firsts, seconds, body, ("text_1", "text_2"))
-
-
-def _plan_rerank(planner: ModelPlanner, body: RerankRequest) -> RequestPlan:
-    engine, texts = planner.engine, body.texts()
-    if (most := body.max_tokens_per_doc) is not None:
-        assert not isinstance(engine.tokenizer, NoTokenizer), "a model that computes scores has a tokenizer"
-        shorten = engine.input_processor.beginning
-        texts = [engine.tokenizer.first_tokens(shorten(text), most) for text in texts]
-    plan = _plan_pairs(engine, [body.query], texts, body, ("query", "documents"))
-    has_effect = not body.priority or engine.input_processor.limits.supports_priority
-    return plan if has_effect else replace(plan, ignored=("priority",))
-
-
 def _plan_pairs(
     engine: ServedEngine, firsts: list[str], seconds: list[str], body: CallFields, fields: tuple[str, str]
 ) -> RequestPlan:
@@ -246,32 +210,43 @@ class RerankCall(EngineCall[RerankRequest, RequestPlan]):
         return RerankResponse(id=self.id, model=self.model, results=results, usage=_usage(self), meta=meta)
 
 
-EMBEDDINGS: Final = Endpoint(
-    "/v1/embeddings",
-    "create_embeddings",
-    "Compute the vectors of texts (OpenAI).",
-    EmbeddingRequest,
-    EmbeddingResponse,
-    _plan_embeddings,
-    EmbeddingCall,
-)
-SCORE: Final = Endpoint(
-    "/v1/score",
-    "create_scores",
-    "Compute the scores of pairs of texts (vLLM).",
-    ScoreRequest,
-    ScoreResponse,
-    _plan_score,
-    ScoreCall,
-    aliases=("/score",),
-)
-RERANK: Final = Endpoint(
-    "/v1/rerank",
-    "rerank_documents",
-    "Sort documents by their relevance for a query (Jina, Cohere).",
-    RerankRequest,
-    RerankResponse,
-    _plan_rerank,
-    RerankCall,
-    aliases=("/rerank", "/v2/rerank"),
-)
+@endpoint("/v1/embeddings", EmbeddingResponse, EmbeddingCall)
+def create_embeddings(planner: ModelPlanner, body: EmbeddingRequest) -> RequestPlan:
+    """Compute the vectors of texts (OpenAI)."""
+    engine = planner.engine
+    check_task(engine.facts, "embed")
+    size = engine.facts.model_config.hidden_size
+    if body.dimensions is not None and body.dimensions > size:
+        raise RequestError(f"dimensions={body.dimensions} exceeds the {size} values of a vector", "dimensions")
+    processor, most = engine.input_processor, body.truncate_prompt_tokens
+    prompts = [
+        processor.encode_pooled(text, None, most, (label,))
+        if isinstance(text, str)
+        else processor.check_pooled(text, most, label)
+        for label, text in labelled_values("input", as_list(body.input))
+    ]
+    return RequestPlan([(None, token_ids) for token_ids in prompts], POOLING_PARAMS)
+
+
+@endpoint("/v1/score", ScoreResponse, ScoreCall, ("/score",))
+def create_scores(planner: ModelPlanner, body: ScoreRequest) -> RequestPlan:
+    """Compute the scores of pairs of texts (vLLM)."""
+    firsts, seconds = as_list(body.text_1), as_list(body.text_2)
+    if len(firsts) not in (1, len(seconds)):
+        raise RequestError(
+            f"text_1 has {len(firsts)} texts and text_2 {len(seconds)}: text_1 must be one text, or as many", "text_1"
+        )
+    return _plan_pairs(planner.engine, firsts, seconds, body, ("text_1", "text_2"))
+
+
+@endpoint("/v1/rerank", RerankResponse, RerankCall, ("/rerank", "/v2/rerank"))
+def rerank_documents(planner: ModelPlanner, body: RerankRequest) -> RequestPlan:
+    """Sort documents by their relevance for a query (Jina, Cohere)."""
+    engine, texts = planner.engine, body.texts()
+    if (most := body.max_tokens_per_doc) is not None:
+        assert not isinstance(engine.tokenizer, NoTokenizer), "a model that computes scores has a tokenizer"
+        shorten = engine.input_processor.beginning
+        texts = [engine.tokenizer.first_tokens(shorten(text), most) for text in texts]
+    plan = _plan_pairs(engine, [body.query], texts, body, ("query", "documents"))
+    has_effect = not body.priority or engine.input_processor.limits.supports_priority
+    return plan if has_effect else replace(plan, ignored=("priority",))

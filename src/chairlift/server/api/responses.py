@@ -9,10 +9,10 @@ from pydantic_core import from_json
 
 from chairlift.outputs import TokenLogprobs
 from chairlift.request import FinishReason
-from chairlift.server.api.endpoint import Endpoint
+from chairlift.server.api.endpoint import endpoint
 from chairlift.server.api.item_call import AnswerItem, ItemCall
 from chairlift.server.api.logprobs import LogprobWriter
-from chairlift.server.preparation.conversation import ModelPlanner
+from chairlift.server.preparation.conversation import ChatPlan, ModelPlanner
 from chairlift.server.protocol.base import ErrorInfo
 from chairlift.server.protocol.encoding import to_event
 from chairlift.server.protocol.response_tools import CUSTOM_ARGUMENT
@@ -218,12 +218,7 @@ def _without_bytes(value: Any) -> Any:
     return {n: _without_bytes(v) for n, v in value.items() if n != "bytes"} if isinstance(value, dict) else value
 
 
-RESPONSES: Final = Endpoint(
-    "/v1/responses",
-    "create_response",
-    "Generate a response to input items (OpenAI).",
-    ResponsesRequest,
-    ResponseObject,
-    ModelPlanner.plan,
-    ResponsesCall,
-)
+@endpoint("/v1/responses", ResponseObject, ResponsesCall)
+def create_response(planner: ModelPlanner, body: ResponsesRequest) -> ChatPlan:
+    """Generate a response to input items (OpenAI)."""
+    return planner.plan(body)

@@ -1,6 +1,6 @@
 """The endpoints with a request body, and their routes. They parse their bodies themselves, FastAPI only describes them.
 
-A new endpoint is a module with an `Endpoint` and one line here.
+A new endpoint is a function with the decorator `endpoint` and one line here.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from chairlift.server.protocol.base import RequestBody
 from chairlift.server.protocol.validation_errors import describe_validation_errors
 
 ENDPOINTS: Final[list[Endpoint[Any]]] = [
-    completions.COMPLETIONS,
-    chat.CHAT_COMPLETIONS,
-    responses.RESPONSES,
-    messages.MESSAGES,
-    messages.COUNT_TOKENS,
-    pooling.EMBEDDINGS,
-    pooling.SCORE,
-    pooling.RERANK,
-    tokenization.TOKENIZE,
-    tokenization.DETOKENIZE,
+    completions.create_completion,
+    chat.create_chat_completion,
+    responses.create_response,
+    messages.create_message,
+    messages.count_tokens,
+    pooling.create_embeddings,
+    pooling.create_scores,
+    pooling.rerank_documents,
+    tokenization.tokenize_text,
+    tokenization.detokenize_ids,
 ]
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -163,8 +163,8 @@ def make_router(endpoints: Iterable[Endpoint[Any]], caller: EndpointCaller) -> A
                 partial(caller.handle, endpoint),
                 endpoint.body,
                 endpoint.response,
-                name=endpoint.name,
-                description=endpoint.description,
+                name=endpoint.plan.__name__,
+                description=endpoint.plan.__doc__,
                 responses=error_models(400, 401, 404, 408, 413, 429, 503, path=path),
                 include_in_schema=path == endpoint.path,
             )

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, Field
 
 from chairlift.errors import RequestError
-from chairlift.server.api.endpoint import Endpoint
+from chairlift.server.api.endpoint import endpoint
 from chairlift.server.api.logprobs import token_text
 from chairlift.server.preparation.conversation import ModelPlanner
 from chairlift.server.protocol.base import MAX_MESSAGES, MAX_TOOLS, RequestBody
@@ -64,7 +64,9 @@ class DetokenizeResponse(BaseModel):
     prompt: str
 
 
-def _tokenize(planner: ModelPlanner, body: TokenizeRequest) -> bytes:
+@endpoint("/tokenize", TokenizeResponse)
+def tokenize_text(planner: ModelPlanner, body: TokenizeRequest) -> bytes:
+    """Convert a prompt or messages to token ids (vLLM)."""
     engine = planner.engine
     if (chat := body.chat()) is not None:
         tokens = planner.prompt_token_ids(chat)
@@ -81,7 +83,9 @@ def _tokenize(planner: ModelPlanner, body: TokenizeRequest) -> bytes:
     return response.model_dump_json(exclude_none=True).encode()
 
 
-def _detokenize(planner: ModelPlanner, body: DetokenizeRequest) -> bytes:
+@endpoint("/detokenize", DetokenizeResponse)
+def detokenize_ids(planner: ModelPlanner, body: DetokenizeRequest) -> bytes:
+    """Convert token ids to text (vLLM)."""
     engine = planner.engine
     vocab_size = engine.facts.model_config.vocab_size
     limit = MAX_CONTEXTS * engine.facts.scheduler_config.max_model_len
@@ -95,21 +99,3 @@ def _detokenize(planner: ModelPlanner, body: DetokenizeRequest) -> bytes:
         raise RequestError(f"tokens must be token ids from 0 to {vocab_size - 1}, got {largest}", "tokens")
     text = engine.tokenizer.decode(body.tokens, skip_special_tokens=False)
     return DetokenizeResponse(prompt=text).model_dump_json().encode()
-
-
-TOKENIZE: Final = Endpoint(
-    "/tokenize",
-    "tokenize_text",
-    "Convert a prompt or messages to token ids (vLLM).",
-    TokenizeRequest,
-    TokenizeResponse,
-    _tokenize,
-)
-DETOKENIZE: Final = Endpoint(
-    "/detokenize",
-    "detokenize_ids",
-    "Convert token ids to text (vLLM).",
-    DetokenizeRequest,
-    DetokenizeResponse,
-    _detokenize,
-)
