@@ -146,3 +146,10 @@ def test_tags_around_an_answer_are_removed_with_and_without_reasoning() -> None:
         parsed = parse_answer(planned, answer)
         assert (parsed.content, parsed.reasoning) == ("Yes.", reasoning)
     assert parse_answer(plan(HUNYUAN, tool_choice="required"), f"[{CALL}]").tool_calls[0].name == "get_weather"
+
+
+def test_a_call_in_reasoning_that_is_not_closed_is_returned_if_the_model_chooses_calls() -> None:
+    answer = f"<think>Hm.\n<tool_call>{CALL}</tool_call>"
+    parsed = parse_answer(plan("qwen3"), answer)
+    assert ([call.name for call in parsed.tool_calls], parsed.reasoning) == (["get_weather"], "Hm.")
+    assert parse_answer(plan("qwen3", tool_choice="none"), answer).reasoning.endswith("</tool_call>")

@@ -34,10 +34,10 @@ def tool_parser(family: str) -> Callable[[], AnswerParser]:
     return lambda: ToolParser({**TOOL_CALL_FORMATS, "forced": FORCED_CALLS}[family], NAMES)
 
 
-def read(parser: AnswerParser, parts: list[str]) -> Read:
+def read(parser: AnswerParser, parts: list[str], is_complete: bool = False) -> Read:
     content, reasoning = "", ""
     calls: list[tuple[str, str]] = []
-    for piece in [*map(parser.feed, parts), parser.finish()]:
+    for piece in [*map(parser.feed, parts), parser.finish(is_complete)]:
         content += piece.content
         reasoning += piece.reasoning
         for delta in piece.tool_calls:
@@ -243,6 +243,9 @@ PARSERS: dict[str, Callable[[], AnswerParser]] = {
     "named": lambda: NamedToolParser("f", None),
     "reasoning": lambda: ReasoningParser(Reasoning("<think>", "</think>"), tool_parser("hermes")),
     "inside": lambda: ReasoningParser(Reasoning("<think>", "</think>", is_inside=True), PlainTextParser),
+    "unclosed": lambda: ReasoningParser(
+        Reasoning("<think>", "</think>", is_inside=True), tool_parser("hermes"), ("<tool_call>",)
+    ),
     "gemma4 reasoning": lambda: ReasoningParser(
         Reasoning("<|channel>", "<channel|>", label="thought"), tool_parser("gemma4")
     ),
@@ -294,6 +297,29 @@ def test_calls_as_a_template_writes_them_are_parsed(arguments: list[dict[str, st
 def test_reasoning_is_separated_from_the_content(text: str, is_inside: bool, expected: tuple[str, str]) -> None:
     parser = ReasoningParser(Reasoning("<think>", "</think>", is_inside), PlainTextParser)
     assert read(parser, [text])[:2] == expected
+
+
+UNCLOSED = f"Hm.\n\n<tool_call>{CALL}</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_complete", "expected"),
+    [
+        (UNCLOSED, True, ("", "Hm.", [WEATHER])),
+        (f"{UNCLOSED}\n<tool_call>{CALL}</tool_call> So.", True, (" So.", "Hm.", [WEATHER, WEATHER])),
+        (UNCLOSED, False, ("", UNCLOSED, [])),
+        (f"{UNCLOSED}\nor\n</think>\nNo.", True, ("No.", f"{UNCLOSED}\nor", [])),
+        (f"{UNCLOSED}</think><tool_call>{CALL}", True, ("", UNCLOSED, [WEATHER])),
+        ("Is <tool_call> a tag?", True, ("", "Is <tool_call> a tag?", [])),
+    ],
+)
+def test_a_call_in_reasoning_that_is_not_closed_belongs_to_the_answer(
+    text: str, is_complete: bool, expected: Read
+) -> None:
+    for parts in ([text], list(text)):
+        form = Reasoning("<think>", "</think>", is_inside=True)
+        parser = ReasoningParser(form, tool_parser("hermes"), ("<tool_call>",))
+        assert read(parser, parts, is_complete) == expected
 
 
 @pytest.mark.parametrize(

@@ -277,7 +277,10 @@ class ModelPlanner:
         rest = tools.new_parser(self._calls)
         if self._reasoning is not None and self._reasoning.answer is not None:
             rest = partial(AnswerTagParser, self._reasoning.answer, rest)
-        return rest if reasoning is None else partial(ReasoningParser, reasoning, rest)
+        if reasoning is None:
+            return rest
+        has_openings = tools.mode == "auto" and not self._calls.is_bare
+        return partial(ReasoningParser, reasoning, rest, self._calls.openings if has_openings else ())
 
     def _render(self, body: ChatCompletionRequest, tools: _ToolSelection) -> MarkedText:
         template = self._template_for(body)

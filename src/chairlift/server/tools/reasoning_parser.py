@@ -14,18 +14,24 @@ class ReasoningParser(MarkerParser):
     Args:
         form: the tags, and whether the prompt has opened the reasoning already.
         new_rest: creates the parser of the text after the reasoning.
+        openings: texts that begin tool calls. If the reasoning is not closed, a call in it belongs to the answer:
+            Qwen3.5 may omit the closing tag before a call. Text from an opening is held back until it is decided.
     """
 
-    def __init__(self, form: Reasoning, new_rest: Callable[[], AnswerParser]) -> None:
+    def __init__(self, form: Reasoning, new_rest: Callable[[], AnswerParser], openings: tuple[str, ...] = ()) -> None:
         super().__init__(self._after_opening if form.is_inside else self._before_opening)
-        self._form = form
+        self._form, self._openings = form, openings
         self._rest = new_rest()
+        self._undecided = ""
         self._may_open = form.is_inside
         self._label = form.label
 
     def finish(self, is_complete: bool = False) -> DeltaMessage:
-        held = self._take_held()
-        if self._advance in (self._after_opening, self._in_reasoning):
+        held = self._undecided + self._take_held()
+        if self._undecided and is_complete:
+            answer = DeltaMessage.joined([self._rest.feed(held.lstrip("\n")), self._rest.finish(is_complete)])
+            return answer if answer.tool_calls else DeltaMessage(reasoning=held)
+        if self._undecided or self._advance in (self._after_opening, self._in_reasoning):
             return DeltaMessage(reasoning=held)
         rest = held.lstrip("\n") if self._advance == self._after_closing else held
         return DeltaMessage.joined([self._rest.feed(rest), self._rest.finish(is_complete)])
@@ -61,13 +67,25 @@ class ReasoningParser(MarkerParser):
         return True
 
     def _in_reasoning(self) -> bool:
-        text, closing = self._take_until((self._form.closing,))
+        text, marker = self._take_until((self._form.closing, *self._openings))
         reasoning = text.rstrip("\n")
         self._piece.reasoning += reasoning
-        if closing is None:  # Line breaks before the closing tag are not part of the reasoning.
+        if marker is None:  # Line breaks before the closing tag are not part of the reasoning.
             self._held = text[len(reasoning) :] + self._held
             return False
         self._advance = self._after_closing
+        if marker != self._form.closing:
+            self._undecided, self._advance = text[len(reasoning) :] + marker, self._in_undecided
+        return True
+
+    def _in_undecided(self) -> bool:
+        """Read text that begins like a call. It is reasoning if the closing tag follows."""
+        text, closing = self._take_until((self._form.closing,))
+        self._undecided += text
+        if closing is None:
+            return False
+        self._piece.reasoning += self._undecided.rstrip("\n")
+        self._undecided, self._advance = "", self._after_closing
         return True
 
     def _after_closing(self) -> bool:
