@@ -18,7 +18,10 @@ from test_gguf_parity import assert_logits_of_transformers, load, write_gguf
 
 from chairlift.engine.startup.pool_plan import kv_slot_bytes
 from chairlift.errors import ModelLoadError
+from chairlift.lab.sim.cost_model import StepShape
+from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.model_shape import ModelShape
+from chairlift.lab.sim.roofline import Roofline
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.model_config import ModelConfig
@@ -184,7 +187,9 @@ def test_layers_that_share_k_and_v_keep_none() -> None:
     assert kv_slot_bytes(config, "int8") == num_values + 15 * 8
     shape = ModelShape("E2B", config)
     assert shape.kv_bytes_per_slot == 2 * num_values
-    assert sum(count * layer.kv_values for layer, count in shape.layers) == 28 * 2 * 256 + 7 * 2 * 512
+    cost = Roofline(shape, Device("plain", 1.0, 1.0, 1, "made up", flops_efficiency=1, bandwidth_efficiency=1))
+    seconds = [cost.seconds(StepShape(0, 0, 0, num_context, 0)) for num_context in (0, 1 << 20)]
+    assert (seconds[1] - seconds[0]) / (1 << 20) == pytest.approx(2 * (28 * 2 * 256 + 7 * 2 * 512))
 
 
 # -- files -----------------------------------------------------------------------------------------------------------

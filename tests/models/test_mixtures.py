@@ -22,7 +22,7 @@ from chairlift.kernels.kernel_set import find_kernel_set
 from chairlift.kernels.routing import ExpertRouting
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import Device
-from chairlift.lab.sim.model_shape import ExpertCost, LayerCost, ModelShape
+from chairlift.lab.sim.model_shape import ExpertCost, ModelShape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.loading.resolve import load_config, open_weights, resolve_model
 from chairlift.models.declaration.matrix_spec import EXPERTS, ROUTER
@@ -237,13 +237,12 @@ def test_cost_model_reads_the_experts_that_tokens_choose() -> None:
     shape = ModelShape("experts", config)
     expert = 3 * 768 * 2048
     dense = 2048 * 128 * (2 * 32 + 2 * 4) + 4 * 2048
-    ((layer, count),) = shape.layers
-    assert (layer.num_weights, layer.experts, count) == (dense, ExpertCost(4, 1, expert), 1)
+    experts = ExpertCost.from_layer(config.layers[0])
+    assert experts == ExpertCost(4, 1, expert)
     assert shape.weight_bytes == 2 * (dense + 4 * expert + 151936 * 2048)
-    assert layer.experts is not None
-    assert layer.experts.num_read(1) == 1
-    assert layer.experts.num_read(2) == pytest.approx(2 - 1 / 4)
-    assert layer.experts.num_read(10_000) == pytest.approx(4)
+    assert experts.num_read(1) == 1
+    assert experts.num_read(2) == pytest.approx(2 - 1 / 4)
+    assert experts.num_read(10_000) == pytest.approx(4)
     model = Roofline(shape, PLAIN)
     for num_tokens, num_read in ((1, 1.0), (2, 1.75)):
         seconds = model.seconds(StepShape(num_tokens, 0, 0, 0, 0))
@@ -253,10 +252,13 @@ def test_cost_model_reads_the_experts_that_tokens_choose() -> None:
 
 
 def test_layers_without_experts_cost_as_before() -> None:
-    config = qwen(num_hidden_layers=2, mlp_only_layers=[0])
-    layers = [LayerCost.from_layer(layer) for layer in config.layers]
-    assert layers[0].experts is None
-    assert layers[0].num_weights == layers[1].num_weights - 128 * 2048 + 3 * 6144 * 2048
+    """A dense layer reads its feed-forward network instead of the router and the experts of a token."""
+    mixed, experts = (qwen(num_hidden_layers=2, mlp_only_layers=dense) for dense in ([0], []))
+    assert ExpertCost.from_layer(mixed.layers[0]) is None
+    token = StepShape(1, 0, 0, 0, 0)
+    seconds = [Roofline(ModelShape("mixed", config), PLAIN).seconds(token) for config in (mixed, experts)]
+    router_and_experts = 128 * 2048 + 8 * 3 * 768 * 2048
+    assert seconds[0] - seconds[1] == pytest.approx(2 * (3 * 6144 * 2048 - router_and_experts) / 100)
 
 
 def test_declarations_of_experts_are_small_and_can_be_sent_to_other_processes() -> None:
