@@ -9,7 +9,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -116,56 +116,6 @@ def test_each_second_belongs_to_one_section() -> None:
     measured = timer.take()
     nonzero = {name: seconds for name, seconds in measured.items() if seconds}
     assert nonzero == {"qkv": 2.0, "attention": 1.0, "LM head": 2.0, "step: rest": 1.0}
-
-
-def test_both_engines_generate_the_same_tokens(
-    tiny_model_dir: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    versus = script("vs_transformers")
-    settings = versus.Settings(
-        model=str(tiny_model_dir("llama")),
-        num_prompts=5,
-        seed=0,
-        input_len="uniform:4..30",
-        output_len="uniform:2..8",
-        baseline_batch_size=2,
-        baseline_share=1.0,
-        max_num_seqs=4,
-        max_num_batched_tokens=64,
-        kv_cache_memory_bytes="1MiB",
-        num_threads=1,
-    )
-    for engine in versus.ENGINES:
-        stage = ["--stage", engine, "--repeat", "0", "--settings", json.dumps(asdict(settings))]
-        monkeypatch.setattr(sys, "argv", ["vs_transformers.py", *stage, "--out", str(tmp_path / f"{engine}-0.json")])
-        versus.main()
-    pair = tuple(versus.load_or_make_run(engine, 0, settings, tmp_path) for engine in versus.ENGINES)
-    assert versus.count_identical([pair]) == (5, 5)
-    assert pair[0].useful_tokens == pair[1].useful_tokens == sum(map(len, pair[1].tokens.values()))
-    versus.report(settings, [pair])
-    record = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert record["ratio"]["median"] == pytest.approx(pair[0].speed / pair[1].speed)
-    assert record["baseline_is_extrapolated"] is False
-
-
-def test_each_repeat_times_other_batches_of_the_baseline() -> None:
-    versus = script("vs_transformers")
-    batches = [[name] for name in "abcd"]
-    assert versus.timed_batches(batches, 1.0, 2) == batches
-    assert [versus.timed_batches(batches, 0.25, repeat) for repeat in range(3)] == [[["a"]], [["b"]], [["c"]]]
-    assert versus.timed_batches(batches, 0.5, 1) == [["b"], ["d"]]
-    assert versus.timed_batches(batches, 0.01, 0) == [["a"]]
-
-
-def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
-    versus = script("vs_transformers")
-    settings = versus.Settings(None, 4, 0, "fixed:4", "fixed:4", 2, 1.0, 4, 64, "1MiB", 1)
-    run = versus.EngineRun(2.0, 16, None, {"r0-0": [1, 2]})
-    record = {"settings": asdict(settings), "run": asdict(run)}
-    (tmp_path / "chairlift-0.json").write_text(json.dumps(record))
-    assert versus.load_or_make_run("chairlift", 0, settings, tmp_path) == run
-    with pytest.raises(SystemExit, match="other settings"):
-        versus.load_or_make_run("chairlift", 0, replace(settings, num_prompts=8), tmp_path)
 
 
 def test_startup_memory(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture[str]) -> None:
