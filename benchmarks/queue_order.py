@@ -31,6 +31,7 @@ from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
+from benchmarks.waiting_service import WaitingServiceTally, service_bound
 from rich.console import Console
 from rich.table import Table
 
@@ -43,7 +44,6 @@ from chairlift.lab.bench.machine import machine_facts
 from chairlift.lab.bench.policies import ComparedPolicy, parse_policies
 from chairlift.lab.bench.simulation import sim_config_from_recording
 from chairlift.lab.metrics.run import RunMetrics, RunTally, summarize
-from chairlift.lab.presets.service_gap import ServiceTally, service_bound
 from chairlift.lab.sim.cost_model import CostModel
 from chairlift.lab.sim.fitted_cost_model import fit_cost_model
 from chairlift.lab.sim.simulator import simulate
@@ -154,7 +154,7 @@ class Comparison:
 
     def run(self, name: str, requests: Sequence[WorkloadRequest]) -> Values:
         """Serve the requests on the engine of a policy."""
-        log, service = EventList(), ServiceTally()
+        log, service = EventList(), WaitingServiceTally()
         engine = build_engine(self._configs[name], loaded=self._loaded, events=EventBroadcaster(log, service))
         run_forced(engine, log, requests)
         return _values(summarize(log.events), service, engine.facts.started, requests)
@@ -163,14 +163,14 @@ class Comparison:
         """Serve the requests on the simulated engine of a policy."""
         assert self._cost_model is not None
         assert self._started is not None
-        tally, service = RunTally(), ServiceTally()
+        tally, service = RunTally(), WaitingServiceTally()
         config = sim_config_from_recording(self._configs[name], self._started)
         simulate(requests, config, self._cost_model, EventBroadcaster(tally, service))
         return _values(tally.result(), service, config.engine_started(), requests)
 
 
 def _values(
-    run: RunMetrics, service: ServiceTally, engine: EngineStarted, requests: Sequence[WorkloadRequest]
+    run: RunMetrics, service: WaitingServiceTally, engine: EngineStarted, requests: Sequence[WorkloadRequest]
 ) -> Values:
     num_slots = engine.num_blocks * engine.block_size
     values = run.values() | {

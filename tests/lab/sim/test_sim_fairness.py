@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+from benchmarks.waiting_service import WaitingServiceTally, service_bound
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sim_workloads import ConstantCost
@@ -16,7 +17,6 @@ from chairlift.core.baselines.selection import KVPool
 from chairlift.core.queues import queue_selection
 from chairlift.core.queues.prefix_fair_queue import PrefixFairQueue
 from chairlift.events import Event, Step
-from chairlift.lab.presets.service_gap import ServiceTally, service_bound
 from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.request import WorkloadRequest
 
@@ -69,7 +69,7 @@ def run(
     kv: str = "paged",
     batching: str = "continuous",
     listen: Callable[[Event], None] | None = None,
-) -> ServiceTally:
+) -> WaitingServiceTally:
     limits = SchedulerConfig(
         MAX_MODEL_LEN,
         MAX_NUM_SEQS,
@@ -79,7 +79,7 @@ def run(
         static_batch_size=4,
         tenant_weights=weights or {},
     )
-    log = ServiceTally(weights=weights)
+    log = WaitingServiceTally(weights=weights)
     config = SimConfig(limits, KVPool(NUM_BLOCKS, BLOCK_SIZE, MAX_MODEL_LEN, kv))
     result = simulate(requests, config, ConstantCost(), log if listen is None else Listener(listen))
     assert not result.rejected
@@ -127,7 +127,7 @@ def test_first_come_first_served_exceeds_the_bound() -> None:
 
 def test_the_bound_holds_with_preemptions() -> None:
     requests = load(5, {"a": (120, 2, 46), "b": (120, 2, 46)}, 0.0)
-    log, num_preempted = ServiceTally(), 0
+    log, num_preempted = WaitingServiceTally(), 0
 
     def listen(event: Event) -> None:
         nonlocal num_preempted
@@ -142,7 +142,7 @@ def test_the_bound_holds_with_preemptions() -> None:
 def test_service_is_proportional_to_the_weight() -> None:
     requests = load(7, {"a": (150, 12, 12), "b": (150, 12, 12)}, 0.0)
     weights = {"a": 2.0}
-    log = ServiceTally(weights=weights)
+    log = WaitingServiceTally(weights=weights)
     while_both_wait: list[tuple[float, float]] = []
 
     def listen(event: Event) -> None:
