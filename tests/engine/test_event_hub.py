@@ -51,38 +51,6 @@ def test_events_of_another_thread_arrive_in_order_on_the_loop() -> None:
     asyncio.run(run())
 
 
-def test_a_subscription_keeps_the_latest_events_and_counts_dropped_ones() -> None:
-    async def run() -> None:
-        hub = EventHub()
-        subscription = hub.subscribe(maxsize=3)
-        hub.publish(rejected(n) for n in range(10))
-        subscription.close()
-        assert numbers([event async for event in subscription]) == [7, 8, 9]
-        assert subscription.num_dropped == 7
-        hub.publish([rejected(10)])
-        assert [event async for event in subscription] == []
-
-    asyncio.run(run())
-
-
-def test_a_reader_waits_for_the_next_event() -> None:
-    async def run() -> None:
-        hub = EventHub()
-        subscription = hub.subscribe(maxsize=3)
-        reading = asyncio.ensure_future(anext(subscription))
-        await asyncio.sleep(0)
-        assert not reading.done()
-        hub.publish([rejected(4)])
-        assert (await reading).time == 4
-        waiting = asyncio.ensure_future(anext(subscription))
-        await asyncio.sleep(0)
-        subscription.close()
-        with pytest.raises(StopAsyncIteration):
-            await waiting
-
-    asyncio.run(run())
-
-
 def test_a_blocked_loop_drops_step_events_and_no_request_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_hub, "PENDING_EVENTS", 4)
 

@@ -16,46 +16,6 @@ PENDING_EVENTS = 16_384
 """Maximum number of events that wait for a busy event loop. Beyond it, droppable events are dropped."""
 
 
-class Subscription:
-    """An asynchronous iterator over the events since its creation, until it is closed.
-
-    It keeps the latest `maxsize` unread events; `num_dropped` counts the events that a slow reader has lost.
-    """
-
-    def __init__(self, hub: EventHub, maxsize: int) -> None:
-        assert maxsize > 0
-        self.num_dropped = 0
-        self._hub = hub
-        self._maxsize = maxsize
-        self._events: deque[Event] = deque()
-        self._changed = asyncio.Event()
-        self._is_closed = False
-
-    def emit(self, event: Event) -> None:
-        if len(self._events) == self._maxsize:
-            self._events.popleft()
-            self.num_dropped += 1
-        self._events.append(event)
-        self._changed.set()
-
-    def close(self) -> None:
-        """End the iteration after the events that are still unread."""
-        self._is_closed = True
-        self._changed.set()
-        self._hub.remove(self)
-
-    def __aiter__(self) -> Subscription:
-        return self
-
-    async def __anext__(self) -> Event:
-        while not self._events:
-            if self._is_closed:
-                raise StopAsyncIteration
-            self._changed.clear()
-            await self._changed.wait()
-        return self._events.popleft()
-
-
 class EventHub:
     """Takes events on any thread and passes them to listeners on the event loop, in order.
 
@@ -83,12 +43,6 @@ class EventHub:
         """Remove a listener; does nothing if it was not added."""
         with contextlib.suppress(ValueError):
             self._listeners.remove(listener)
-
-    def subscribe(self, maxsize: int) -> Subscription:
-        """Create an iterator over the events from now on. Call it on the loop; the caller must close the iterator."""
-        subscription = Subscription(self, maxsize)
-        self.add(subscription)
-        return subscription
 
     def emit(self, event: Event) -> None:
         """Take an event. Every call must come from the same thread, which may be any."""

@@ -14,13 +14,15 @@ import httpx
 import pytest
 
 from chairlift import AsyncLLM
-from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.client import EngineState, EngineStatus
 from chairlift.events import RequestRejected
+from chairlift.observability.event_log import encode_event
 from chairlift.observability.tracker import RequestTracker
 from chairlift.server.access.keys import Key, KeyRing, digest
 from chairlift.server.api.engine import event_stream
 from chairlift.server.api.health import NOT_RUNNING, STALL_SECONDS, readiness
+from chairlift.server.telemetry import live_feed
+from chairlift.server.telemetry.live_feed import LiveFeed
 from chairlift.slo import SLO
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server
@@ -113,20 +115,26 @@ def test_engine_and_events_need_an_admin_key(shared: RunningServer) -> None:
 
 
 def test_a_slow_event_reader_receives_the_number_of_lost_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chairlift.server.api.engine.MAX_BUFFERED_EVENTS", 2)
+    rejected = [RequestRejected(float(i), f"r{i}", "") for i in range(7)]
+    monkeypatch.setattr(live_feed, "MAX_RECENT_BYTES", 2 * len(encode_event(rejected[0])))
 
     async def read() -> list[str]:
-        hub, tracker = EventHub(), RequestTracker()
-        model = SimpleNamespace(observer=SimpleNamespace(tracker=tracker), events=hub)
-        stream = event_stream(model)  # type: ignore[arg-type]
+        tracker = RequestTracker()
+        feed = LiveFeed(tracker)
+        stream = event_stream(SimpleNamespace(observer=SimpleNamespace(tracker=tracker), feed=feed))  # type: ignore[arg-type]
+        feed.emit(rejected[0])
         first = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
-        hub.publish(RequestRejected(float(i), f"r{i}", "") for i in range(5))
-        return [part.decode() for part in (await first, await anext(stream), await anext(stream))]
+        assert not first.done(), "the stream begins with later events"
+        for event in rejected[1:6]:
+            feed.emit(event)
+        parts = [await first, await anext(stream), await anext(stream)]
+        feed.emit(rejected[6])
+        return [part.decode() for part in (*parts, await anext(stream))]
 
     dropped, *events = asyncio.run(read())
     assert dropped == 'event: dropped\ndata: {"type": "dropped", "num_dropped": 3}\n\n'
-    assert [json.loads(event.split("data: ")[1])["request_id"] for event in events] == ["r3", "r4"]
+    assert [json.loads(event.split("data: ")[1])["request_id"] for event in events] == ["r4", "r5", "r6"]
 
 
 def obstacle(

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chairlift.server.access.keys import ANONYMOUS, NO_KEY, Key, KeyRing
@@ -93,18 +92,16 @@ class KeyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             secret = _secret(Headers(scope=scope))
-            key = self._find_key(secret, route_path(scope))
-            if key is None:
-                await _rejection(scope, secret)(scope, receive, send)
+            key = ANONYMOUS if not self._keys else None if secret is None else self._keys.find(secret)
+            if key is None and not is_public(route_path(scope)):
+                message = "this server requires an API key: send it as `Authorization: Bearer KEY`"
+                if secret is not None:
+                    message = "the API key is not known to this server: check it, or request one from the operator"
+                info = ErrorInfo(message=message, type="invalid_request_error", code="invalid_api_key")
+                await error_response(scope, 401, info, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
                 return
-            scope["state"]["call"].key = key
+            scope["state"]["call"].key = key or NO_KEY
         await self._app(scope, receive, send)
-
-    def _find_key(self, secret: str | None, path: str) -> Key | None:
-        if not self._keys:
-            return ANONYMOUS
-        found = None if secret is None else self._keys.find(secret)
-        return NO_KEY if found is None and is_public(path) else found
 
 
 def _secret(headers: Headers) -> str | None:
@@ -115,12 +112,3 @@ def _secret(headers: Headers) -> str | None:
     header = bearer if scheme.lower() == "bearer" and bearer else headers.get("x-api-key")
     # Headers are decoded as Latin-1, but the hash of a secret was computed from its UTF-8 bytes.
     return None if header is None else header.encode("latin-1").decode("utf-8", "surrogateescape")
-
-
-def _rejection(scope: Scope, secret: str | None) -> Response:
-    if secret is None:
-        message = "this server requires an API key: send it as `Authorization: Bearer KEY`"
-    else:
-        message = "the API key is not known to this server: check it, or request one from the operator"
-    info = ErrorInfo(message=message, type="invalid_request_error", code="invalid_api_key")
-    return error_response(scope, 401, info, {"WWW-Authenticate": "Bearer"})

@@ -31,6 +31,9 @@ class ChunkCall(GeneratingCall[ChunkFields, Plans]):
     def __init__(self, *context: Any) -> None:
         super().__init__(*context)
         self.num_choices = self.body.num_choices()
+        options = self.body.stream_options
+        self._sends_usage = bool(options and options.include_usage)
+        self._sends_all_usage = self._sends_usage and bool(options and options.continuous_usage_stats)
         self.logprobs = LogprobWriter(self.llm.engine.tokenizer, bool(self.body.return_tokens_as_token_ids))
 
     @abstractmethod
@@ -68,12 +71,11 @@ class ChunkCall(GeneratingCall[ChunkFields, Plans]):
     def event(self, choice: Choice) -> bytes:
         """A chunk with one choice. If a last chunk has the token counts, others have null, or with
         `continuous_usage_stats` the counts so far."""
-        body = self.body
-        usage = {"usage": self.usage.usage() if body.continuous_usage_stats else None} if body.include_usage else {}
+        usage = {"usage": self.usage.usage() if self._sends_all_usage else None} if self._sends_usage else {}
         return to_chunk(self._chunk([choice], **usage))
 
     def closing(self) -> bytes:
-        events = to_chunk(self._chunk([], usage=self.total_usage())) if self.body.include_usage else b""
+        events = to_chunk(self._chunk([], usage=self.total_usage())) if self._sends_usage else b""
         if (timings := self.timings()) is not None:
             events += to_chunk(self._chunk([], timings=timings))
         return events + DONE

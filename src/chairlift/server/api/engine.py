@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import closing
 from dataclasses import asdict
 from typing import Any, Final, Literal
 
@@ -26,8 +26,8 @@ from chairlift.server.models.served_model import VisibleEngine
 from chairlift.server.protocol.encoding import to_named_event
 from chairlift.server.telemetry.engine_observer import EngineObserver
 
-MAX_BUFFERED_EVENTS: Final = 4096
-"""Maximum number of events that are buffered for a slow reader before the oldest ones are dropped."""
+POLL_SECONDS: Final = 0.1
+"""Seconds between two readings of the events of a stream."""
 
 
 class KVCachePlanView(BaseModel):
@@ -149,15 +149,18 @@ class _AllMetrics(Collector):
 
 async def event_stream(model: VisibleEngine) -> AsyncGenerator[bytes, None]:
     """Yield the events of an engine as server-sent events, with a `dropped` event after each loss."""
-    with closing(model.events.subscribe(MAX_BUFFERED_EVENTS)) as subscription:
-        if (started := model.observer.tracker.started) is not None:
-            yield to_named_event(started.type, encode_event(started))
-        num_dropped = 0
-        async for event in subscription:
-            if subscription.num_dropped > num_dropped:
-                num_dropped = subscription.num_dropped
-                yield to_named_event("dropped", json.dumps({"type": "dropped", "num_dropped": num_dropped}).encode())
-            yield to_named_event(event.type, encode_event(event))
+    index, num_dropped = model.feed.next_index, 0
+    if (started := model.observer.tracker.started) is not None:
+        yield to_named_event(started.type, encode_event(started))
+    while True:
+        num_lost, entries = model.feed.entries_since(index)
+        index += num_lost + len(entries)
+        if num_lost:
+            num_dropped += num_lost
+            yield to_named_event("dropped", json.dumps({"type": "dropped", "num_dropped": num_dropped}).encode())
+        for event, encoded in entries:
+            yield to_named_event(event.type, encoded)
+        await asyncio.sleep(POLL_SECONDS)
 
 
 def _pool_view(observer: EngineObserver) -> BlockPoolView | None:

@@ -148,23 +148,13 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
         unfollowed: tuple[str, ...] = ()
         if self.plan.params.structured_outputs is not None:
             unfollowed = await self.llm.engine.input_processor.constraints.compile_in_background(self.plan.params)
-        self._check_size()
+        check_size(self.plan, self.llm.engine.input_processor.limits)
         await self._start()
         self.record.ignored = ignored = self._ignored_fields(unfollowed)
         response = await self.respond()
         if ignored:
             response.headers[IGNORED_HEADER] = ", ".join(ignored)
         return response
-
-    def _check_size(self) -> None:
-        num_prompts, n = len(self.plan.prompts), self.plan.params.n
-        if num_prompts * n > MAX_ANSWERS_PER_CALL:
-            raise RequestError(
-                f"{counted(num_prompts, 'prompt')} with n={n} would produce {num_prompts * n} answers, but at "
-                f"most {MAX_ANSWERS_PER_CALL} are allowed per call: split the prompts into several calls",
-                "n",
-            )
-        check_logprobs(self.plan, self.llm.engine.input_processor.limits)
 
     async def _start(self) -> None:
         """Admit the call, and send its requests to the engine. Its timeout includes the wait for its model."""
@@ -332,9 +322,16 @@ class GeneratingCall(EngineCall[Fields, Plans]):
         return len(self.llm.engine.tokenizer.encode(text, add_special_tokens=False)) if text else 0
 
 
-def check_logprobs(plan: RequestPlan, limits: RequestLimits) -> None:
-    """Raise RequestError if the response to a plan may have more than MAX_LOGPROB_ENTRIES logprobs."""
-    params, entries = plan.params, 0
+def check_size(plan: RequestPlan, limits: RequestLimits) -> None:
+    """Raise RequestError if the response to a plan may have more than MAX_ANSWERS_PER_CALL answers, or more than
+    MAX_LOGPROB_ENTRIES logprobs."""
+    params, num_answers, entries = plan.params, len(plan.prompts) * plan.params.n, 0
+    if num_answers > MAX_ANSWERS_PER_CALL:
+        raise RequestError(
+            f"{counted(len(plan.prompts), 'prompt')} with n={params.n} would produce {num_answers} answers, but at "
+            f"most {MAX_ANSWERS_PER_CALL} are allowed per call: split the prompts into several calls",
+            "n",
+        )
     for _text, token_ids in plan.prompts:
         if params.prompt_logprobs is not None:
             entries += len(token_ids) * params.n * (params.prompt_logprobs + 1)

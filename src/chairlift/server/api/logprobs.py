@@ -101,15 +101,14 @@ class LogprobWriter:
             lists["tokens"].append(self.text(token_id))
             lists["text_offset"].append(offsets.advance(token_id))
             lists["token_logprobs"].append(None if position is None else _finite(position.token.logprob))
-            lists["top_logprobs"].append(None if position is None else Raw(encode(self._top(position))))
+            entries = () if position is None else (position.token, *position.top)
+            top = {self.text(entry.token_id): _finite(entry.logprob) for entry in entries}
+            lists["top_logprobs"].append(Raw(encode(top)) if top else None)
         return lists
 
     def text(self, token_id: int) -> str:
         """A token as text, or as its id."""
         return f"token_id:{token_id}" if self._as_token_ids else token_text(self._decoder.token_bytes(token_id))
-
-    def _top(self, position: TokenLogprobs) -> dict[str, float]:
-        return {self.text(entry.token_id): _finite(entry.logprob) for entry in (position.token, *position.top)}
 
     def _chat_entry(self, entry: Logprob) -> dict[str, Any]:
         token = self._decoder.token_bytes(entry.token_id)

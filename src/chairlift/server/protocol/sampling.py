@@ -203,13 +203,3 @@ class SamplingFields(EngineFields, SamplingCompatibilityFields):
         limit = defaults.max_new_tokens
         is_limited = limit is not None and params.max_tokens is not None and params.max_tokens > limit
         return replace(params, max_tokens=limit) if is_limited else params
-
-    @property
-    def include_usage(self) -> bool:
-        """Whether the last chunk of a stream has the token counts."""
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
-    def continuous_usage_stats(self) -> bool:
-        """Whether every chunk of a stream has the token counts."""
-        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)

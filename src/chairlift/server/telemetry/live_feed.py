@@ -25,7 +25,7 @@ MAX_HISTORY_BYTES: Final = 16 << 20
 """Maximum size of the compressed history. On a busy server, ten minutes take about 3 MiB."""
 
 MAX_RECENT_BYTES: Final = 1 << 20
-"""A page that is more bytes of events behind than this gets a snapshot instead of them."""
+"""A reader that is more bytes of events behind than this loses the oldest ones. A page gets a snapshot instead."""
 
 _compressor: Final = ThreadPoolExecutor(1, "chairlift-history")
 _encode: Final = msgspec.json.Encoder().encode
@@ -111,12 +111,17 @@ class LiveFeed:
         earlier = (zlib.decompress(part.compressed.result()) for part in parts)
         return chain(earlier, [last] if last else [])
 
+    def entries_since(self, index: int) -> tuple[int, list[Entry]]:
+        """The number of events from `index` on that are no longer kept, and those that are."""
+        num_lost = max(0, self._first_index - index)
+        return num_lost, list(islice(self._recent, index + num_lost - self._first_index, None))
+
     def events_since(self, index: int, redactor: Redactor) -> list[bytes] | None:
         """The JSON of the events from `index` on, as the viewer of the redactor may see them; None if the first of them
         is no longer kept."""
-        if index < self._first_index:
+        num_lost, entries = self.entries_since(index)
+        if num_lost:
             return None
-        entries = islice(self._recent, index - self._first_index, None)
         if redactor.viewer.is_admin:
             return [entry.encoded for entry in entries]
         visible = (redactor.redact(entry.event) for entry in entries)
