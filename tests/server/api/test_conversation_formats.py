@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from chat_planner import planner
 
-from call_templates import COHERE, DEEPSEEK_V31, HUNYUAN, PLAIN_LFM2, START
-from chairlift.errors import ConfigError
+from call_templates import COHERE, DEEPSEEK_V3, DEEPSEEK_V31, HUNYUAN, PLAIN_LFM2, START
+from chairlift.errors import ConfigError, RequestError
 from chairlift.outputs import CompletionOutput
 from chairlift.server.preparation.conversation import ChatPlan
 from chairlift.server.protocol.chat import ChatCompletionRequest
@@ -133,6 +133,7 @@ def test_reasoning_is_given_by_the_name_that_the_template_reads() -> None:
     template = f"{START}{{{{ m.thinking }}}}{{% endfor %}}"
     assert prompt(template).endswith("Hm.<|im_start|>tool\nsunny")
     assert "Hm." not in prompt(template + "{# reasoning_content #}")
+    assert "<|START_THINKING|>Hm.<|END_THINKING|><|START_ACTION|>" in prompt(COHERE)
 
 
 def test_tags_around_an_answer_are_removed_with_and_without_reasoning() -> None:
@@ -153,3 +154,26 @@ def test_a_call_in_reasoning_that_is_not_closed_is_returned_if_the_model_chooses
     parsed = parse_answer(plan("qwen3"), answer)
     assert ([call.name for call in parsed.tool_calls], parsed.reasoning) == (["get_weather"], "Hm.")
     assert parse_answer(plan("qwen3", tool_choice="none"), answer).reasoning.endswith("</tool_call>")
+
+
+def test_text_before_a_call_is_a_turn_for_a_template_that_writes_calls_only_without_text() -> None:
+    messages = [CONVERSATION[0], {**CONVERSATION[1], "content": "Let me see."}]
+    text = prompt(DEEPSEEK_V3 + "{# 'tool' #}", messages=messages)
+    assert "<｜Assistant｜>Let me see.<｜end▁of▁sentence｜><｜Assistant｜><｜tool▁calls▁begin｜>" in text
+
+
+def test_tools_are_completed_for_a_template_that_rejects_them() -> None:
+    strict = (
+        "{{ messages[0].content }}{% for t in tools %}{% set f = t.function %}{{ f.description + f.name }}"
+        "{% for k, v in f.parameters.properties.items() %}({{ k + v.type + v.description }}){% endfor %}{% endfor %}"
+    )
+    parts = {"a": {"type": ["string", "null"]}, "b": {"type": "integer", "description": "B"}}
+    functions = [
+        {"name": "f"},
+        {"name": "g", "description": "G", "parameters": {"type": "object", "properties": parts}},
+        {"name": "h", "parameters": {"properties": None}},
+    ]
+    tools = [{"type": "function", "function": function} for function in functions]
+    assert prompt(strict, tools=tools) == "Weather?fGg(astring)(bintegerB)h"
+    with pytest.raises(RequestError, match="no attribute 'kind'"):
+        prompt(strict.replace("v.type", "v.kind"), tools=tools)

@@ -23,7 +23,14 @@ from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.messages import CountTokensRequest, MessagesRequest
 from chairlift.server.protocol.responses import ResponsesRequest
 from chairlift.server.protocol.tools import FunctionTool, select_tools
-from chairlift.server.protocol.turns import BLANK_LINE, adapted_turns, leading_system, merge_leading_system, split_calls
+from chairlift.server.protocol.turns import (
+    BLANK_LINE,
+    adapted_turns,
+    leading_system,
+    merge_leading_system,
+    split_calls,
+    split_text,
+)
 from chairlift.server.tools.answer_formats import FORCED_CALLS, CallFormat, reasoning_format
 from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
 from chairlift.server.tools.call_detection import call_style, detect_format
@@ -32,6 +39,7 @@ from chairlift.server.tools.reasoning_parser import AnswerTagParser, ReasoningPa
 from chairlift.server.tools.tag_scanner import argument_kinds
 from chairlift.server.tools.tool_constraints import CallGrammar
 from chairlift.server.tools.tool_instructions import (
+    complete_tool,
     describe_tools_in_messages,
     put_tools_in_system_message,
     write_calls_in_content,
@@ -50,9 +58,9 @@ TOOL_ROLE: Final = re.compile("""['"]tool['"]""")
 
 ANY_TOKENS: Final = "start: <[*]>*"  # The grammar of any text, with special tokens, after reasoning with a budget.
 
-REASONING_NAMES: Final = {"reasoning_content": "thinking"}
-"""The names of message fields in the chat templates of gpt-oss and LFM2.5, where they differ."""
-
+REASONING_NAMES: Final = ("reasoning_content", ".thinking", ".tool_plan")
+"""Texts of chat templates that read reasoning. The first one in a template is the name of the field that it reads:
+`thinking` in those of gpt-oss and LFM2.5, `tool_plan` in that of Command R7B."""
 
 Conversation = ChatCompletionRequest | ResponsesRequest | MessagesRequest
 """A body that generates from messages; `to_chat` converts it to the first form."""
@@ -287,7 +295,13 @@ class ModelPlanner:
         declared = [{"type": "function", "function": tool.function.for_template()} for tool in tools.tools]
         variables = body.template_variables(template.variables)
         template.check_variables(variables, "chat_template_kwargs")
-        text = self._render_turns(template, body, declared, variables)
+        try:
+            text = self._render_turns(template, body, declared, variables)
+        except RequestError:
+            complete = list(map(complete_tool, declared))
+            if complete == declared:
+                raise
+            text = self._render_turns(template, body, complete, variables)
         return template_text(text) if self.options.allow_special_tokens_in_content else text
 
     def _render_turns(
@@ -300,15 +314,17 @@ class ModelPlanner:
         """Render the messages. If the template rejects them, or omits one of several system messages, render them in
         the forms of `adapted_turns`."""
         messages = body.template_messages()
+        messages = split_text(messages) if self._style.has_null_content else messages
         messages = split_calls(messages) if self._style.has_one_call else messages
         messages = self._with_tools(template, messages, declared, variables)
-        reads_thinking = self._calls.is_harmony or ".thinking" in template.text
-        reads_thinking &= "reasoning_content" not in template.text
+        reasoning_name = next((name for name in REASONING_NAMES if name in template.text), REASONING_NAMES[0]).lstrip(
+            "."
+        )
 
         def render(messages: list[dict[str, Any]]) -> MarkedText:
             messages = [self._style.adapt(message) for message in messages]
-            if reads_thinking:
-                messages = [{REASONING_NAMES.get(name, name): value for name, value in m.items()} for m in messages]
+            names = {"reasoning_content": reasoning_name}
+            messages = [{names.get(name, name): value for name, value in m.items()} for m in messages]
             return _render_template(template, messages, variables, body)
 
         try:

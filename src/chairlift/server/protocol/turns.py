@@ -69,6 +69,17 @@ def _joined(messages: Sequence[Message], separator: str) -> Message:
     return joined
 
 
+def split_text(messages: list[Message]) -> list[Message]:
+    """The messages with the text before calls in a turn of its own."""
+    turns: list[Message] = []
+    for message in messages:
+        if message.get("tool_calls") and message["content"]:
+            turns.append({name: value for name, value in message.items() if name != "tool_calls"})
+            message = {"role": "assistant", "content": "", "tool_calls": message["tool_calls"]}
+        turns.append(message)
+    return turns
+
+
 def split_calls(messages: list[Message]) -> list[Message]:
     """The messages with one call in each turn of the assistant, followed by its result."""
     turns: list[Message] = []
