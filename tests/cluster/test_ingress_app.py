@@ -14,7 +14,7 @@ from chairlift import AsyncLLM, EngineConfig
 from chairlift.cluster.cluster_app import ClusterSetup, build_cluster_app
 from chairlift.cluster.cluster_client import ClusterClient
 from chairlift.cluster.cluster_options import ClusterOptions
-from chairlift.server.http.body_limits import LARGE_BODY
+from chairlift.server.api.routes import LARGE_BODY
 from chairlift.server.models.model_options import ModelSpec
 from in_process_cluster import InProcessTransport
 from running_server import open_options, run_app

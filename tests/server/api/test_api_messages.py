@@ -13,7 +13,7 @@ from api_matrix import CALL_REGEX, OK_SCHEMA, TOOLS, Row
 from api_model import check_type, raw
 
 from chairlift.server.api.messages import MessagesCall
-from chairlift.server.http.body_limits import LARGE_BODY
+from chairlift.server.api.routes import LARGE_BODY
 from chairlift.server.tools.answer_parser import DeltaMessage, DeltaToolCall
 from plain_http import NO_TLS
 from running_server import RunningServer

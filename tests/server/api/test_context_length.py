@@ -12,7 +12,7 @@ from api_model import with_api_tokenizer
 
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
-from chairlift.server.http.body_limits import LARGE_BODY
+from chairlift.server.api.routes import LARGE_BODY
 from chairlift.server.preparation.api_options import ApiOptions
 from running_server import RunningServer, run_server
 

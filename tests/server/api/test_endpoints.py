@@ -15,10 +15,9 @@ from api_model import with_api_tokenizer
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
 from chairlift.server.access.keys import Key, KeyRing, digest
-from chairlift.server.api.routes import ENDPOINTS
+from chairlift.server.api.routes import ENDPOINTS, LARGE_BODY
 from chairlift.server.application import create_app
 from chairlift.server.batch.batch_runner import LineProcessor
-from chairlift.server.http.body_limits import LARGE_BODY
 from running_server import RunningServer, open_options, run_server
 
 MODULE = '''

@@ -21,7 +21,7 @@ from chairlift import AsyncLLM
 from chairlift.errors import RequestError
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.api import routes
-from chairlift.server.http.body_limits import LARGE_BODY
+from chairlift.server.api.routes import LARGE_BODY
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import NUM_THREADS
 from chairlift.server.preparation.conversation import ModelPlanner

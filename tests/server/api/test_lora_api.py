@@ -12,8 +12,8 @@ from byte_tokenizer import write_byte_tokenizer
 from chairlift import LLM, AsyncLLM, SamplingParams
 from chairlift.errors import ConfigError
 from chairlift.server.access.keys import Key, KeyRing, digest
+from chairlift.server.api.routes import LARGE_BODY
 from chairlift.server.application import make_single_manager
-from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.preparation.api_options import ApiOptions
 from lora_adapters import VARIANTS, write_adapter
 from running_server import ON_CLUSTER, RunningServer, run_server

@@ -13,7 +13,7 @@ import pytest
 
 from byte_tokenizer import write_byte_tokenizer
 from chairlift import LLM, AsyncLLM
-from chairlift.server.http.body_limits import LARGE_BODY
+from chairlift.server.api.routes import LARGE_BODY
 from pooling_models import TEXTS, write_pooling_model
 from running_server import ON_CLUSTER, RunningServer, run_server
 

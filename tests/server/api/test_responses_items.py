@@ -14,7 +14,7 @@ from openai.types.responses import Response
 from pydantic import ValidationError
 
 from chairlift.errors import RequestError
-from chairlift.server.http.body_limits import LARGE_BODY
+from chairlift.server.api.routes import LARGE_BODY
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.response_tools import CUSTOM_ARGUMENT
 from chairlift.server.protocol.responses import ResponsesRequest

@@ -27,8 +27,8 @@ from chairlift import LLM, AsyncLLM, SamplingParams
 from chairlift.config import EngineConfig
 from chairlift.engine.event_hub import EventHub
 from chairlift.server.access.keys import Key, KeyRing, digest
+from chairlift.server.api.routes import LARGE_BODY
 from chairlift.server.application import create_models_app
-from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.models import engine_loader, model_manager
 from chairlift.server.models.engine_loader import EngineLoader
 from chairlift.server.models.model_manager import ModelManager

@@ -1,4 +1,4 @@
-"""The record of one call of the API, which the layers of the server fill in, and the middleware that checks its key."""
+"""The record of one call of the API, which the layers of the server fill in."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from dataclasses import dataclass, field
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from chairlift.server.access.keys import ANONYMOUS, NO_KEY, Key, KeyRing
-from chairlift.server.http.error_responses import error_response, route_path
-from chairlift.server.protocol.base import ErrorInfo
+from chairlift.server.access.keys import NO_KEY, Key
 
 PUBLIC_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/version", "/", "/chat", "/docs", "/openapi.json"})
 """Paths for probes and monitoring and the pages, which need no key. Their responses contain nothing about single
@@ -34,7 +31,7 @@ class Call:
     """One call of the API, from its arrival to the end of its response. It is `request.state.call`.
 
     Attributes:
-        key: its key; one without rights until `KeyMiddleware` has accepted the call.
+        key: its key; one without rights until `check_keys` has found another.
         time: its beginning, in seconds since the epoch.
         request_id: the id of the header `x-request-id` of the client, or a random one. The id of its response ends in
             it, unless the body has another `request_id`.
@@ -80,35 +77,3 @@ def require_admin(request: HTTPConnection, effect: str) -> None:
     """Raise HTTPException 403 if a request has no admin key."""
     if not call_of(request).key.is_admin:
         raise HTTPException(403, f"{request.url.path} {effect} and needs an admin key")
-
-
-class KeyMiddleware:
-    """Sets the key of a call, and answers 401 to requests without a valid key if the server has keys."""
-
-    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
-        self._app = app
-        self._keys = keys
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            secret = _secret(Headers(scope=scope))
-            key = ANONYMOUS if not self._keys else None if secret is None else self._keys.find(secret)
-            if key is None and not is_public(route_path(scope)):
-                message = "this server requires an API key: send it as `Authorization: Bearer KEY`"
-                if secret is not None:
-                    message = "the API key is not known to this server: check it, or request one from the operator"
-                info = ErrorInfo(message=message, type="invalid_request_error", code="invalid_api_key")
-                await error_response(scope, 401, info, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
-                return
-            scope["state"]["call"].key = key or NO_KEY
-        await self._app(scope, receive, send)
-
-
-def _secret(headers: Headers) -> str | None:
-    """The secret of a request: from `Authorization: Bearer` (OpenAI's clients) or `x-api-key` (Anthropic's clients)."""
-    scheme, _space, bearer = headers.get("authorization", "").partition(" ")
-    # Other whitespace is kept: in Latin-1 the last byte of some UTF-8 letters is a space.
-    bearer = bearer.strip(" \t")
-    header = bearer if scheme.lower() == "bearer" and bearer else headers.get("x-api-key")
-    # Headers are decoded as Latin-1, but the hash of a secret was computed from its UTF-8 bytes.
-    return None if header is None else header.encode("latin-1").decode("utf-8", "surrogateescape")

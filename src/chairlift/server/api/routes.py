@@ -26,12 +26,12 @@ from chairlift.server.access.admission import AdmissionController, Permit
 from chairlift.server.access.call import Call, call_of
 from chairlift.server.api import chat, completions, messages, pooling, responses, tokenization
 from chairlift.server.api.endpoint import Endpoint
-from chairlift.server.http.body_limits import LARGE_BODY, check_depth
 from chairlift.server.http.error_responses import error_models
 from chairlift.server.http.streaming import cancel_on_disconnect, run_to_end
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.protocol.base import RequestBody
 from chairlift.server.protocol.validation_errors import describe_validation_errors
+from chairlift.structured_outputs import json_depth
 
 ENDPOINTS: Final[list[Endpoint[Any]]] = [
     completions.create_completion,
@@ -45,6 +45,12 @@ ENDPOINTS: Final[list[Endpoint[Any]]] = [
     tokenization.tokenize_text,
     tokenization.detokenize_ids,
 ]
+
+LARGE_BODY: Final = 32 << 10
+"""The size in bytes from which a body is parsed on a thread."""
+
+MAX_JSON_DEPTH: Final = 64
+"""The maximum nesting depth of arrays and objects in a body."""
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 Body = TypeVar("Body", bound=RequestBody)
@@ -112,6 +118,13 @@ def check_media_type(request: Request) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise RequestError("the request body has no JSON content type: send `Content-Type: application/json`")
+
+
+def check_depth(body: bytes) -> None:
+    """Raise RequestError if arrays and objects in a body are nested deeper than MAX_JSON_DEPTH."""
+    if body.count(b"[") + body.count(b"{") > MAX_JSON_DEPTH and (depth := json_depth(body)) > MAX_JSON_DEPTH:
+        problem = f"the request body has arrays and objects that are nested {depth} deep"
+        raise RequestError(f"{problem}, and at most {MAX_JSON_DEPTH} levels are allowed: use fewer")
 
 
 async def read_body(request: Request, body_type: type[Body]) -> Body:
