@@ -117,6 +117,8 @@ def test_tools_are_described_with_a_call_in_the_format_that_the_template_writes(
     assert '<tools>\n{"name": "get_weather"' in text
     assert '<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Rome"}<｜tool▁call▁end｜>' in text
     assert text.endswith("<｜tool▁output▁begin｜>sunny")
+    hybrid = plan(template + "{{ '<think>' if thinking }}{# </think> #}")
+    assert parse_answer(hybrid, "It is sunny.").content == "It is sunny."
     assert "<tool_call>" not in text
 
 

@@ -413,6 +413,7 @@ def test_the_call_format_is_derived_from_the_chat_template() -> None:
 def test_the_reasoning_format_is_derived_from_the_chat_template() -> None:
     expected = {
         "<\uff5cAssistant\uff5c><think> </think>": "deepseek_r1",
+        "<\uff5cAssistant\uff5c>{% if not thinking %}</think>{% else %}<think>{% endif %}": "qwen3",
         "<think> </think>": "qwen3",
         "<|channel>thought <channel|>": "gemma4",
         "[THINK] [/THINK]": "mistral",

@@ -138,6 +138,7 @@ REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
 """The names are those of vLLM's parsers, as above."""
 
 REASONING_MARKS: Final = (
+    (("</think>", "<\N{FULLWIDTH VERTICAL LINE}Assistant\N{FULLWIDTH VERTICAL LINE}>", "thinking"), "qwen3"),
     (("</think>", "<\N{FULLWIDTH VERTICAL LINE}Assistant\N{FULLWIDTH VERTICAL LINE}>"), "deepseek_r1"),
     (("</think>", "<response></response>"), "granite33"),
     (("</think>", "</answer>"), "hunyuan_a13b"),
