@@ -121,6 +121,12 @@ HUNYUAN: Final = f"""\
 {{% endif %}}{{# <answer></answer> #}}"""
 NEMOTRON: Final = f"{START}{{% if m.tool_calls %}}<TOOLCALL>[{LISTED}]</TOOLCALL>{{% endif %}}{END}"
 
+MINICPM: Final = f"""\
+{START}{CALLS}<function name="{{{{ f.name }}}}">{{% for k, v in f.arguments.items() %}}<param name="{{{{ k }}}}">\
+{{% if v is string and ('<' in v or '&' in v or '\\n' in v) %}}<![CDATA[{{{{ v }}}}]]>\
+{{% else %}}{{{{ v }}}}{{% endif %}}</param>{{% endfor %}}</function>
+{{% endfor %}}{END}"""
+
 PLAIN_LFM2: Final = f"""\
 {{% set ns = namespace(system='') %}}{{% if tools %}}\
 {{% set ns.system = 'List of tools: <|tool_list_start|>' + tools | tojson %}}{{% endif %}}\
@@ -146,5 +152,6 @@ WRITING: Final[dict[str, tuple[str, str]]] = {
     "cohere": ("cohere_command3", COHERE),
     "hunyuan": ("hunyuan_a13b", HUNYUAN),
     "nemotron": ("nemotron_json", NEMOTRON),
+    "minicpm": ("minicpm5", MINICPM),
 }
 """Name -> the format of its calls, and the template."""

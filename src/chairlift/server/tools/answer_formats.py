@@ -55,6 +55,8 @@ GLM_END: Final = r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))"
 GLM_TAGS: Final = TagSyntax(r"(?=\s*<)", r"<arg_key>([^<]+)</arg_key>\s*<arg_value>", GLM_END, "</tool_call>")
 MINIMAX_END: Final = r"</parameter>(?=\s*(?:<parameter name=|</invoke>))"
 MINIMAX_TAGS: Final = TagSyntax('">', r'<parameter name="([^"]+)">', MINIMAX_END, "</invoke>")
+MINICPM_END: Final = r"(?:\]\]>)?</param>(?=\s*(?:<param name=|</function>))"
+MINICPM_TAGS: Final = TagSyntax('">', r'<param name="([^"]+)">(?:<!\[CDATA\[)?', MINICPM_END, "</function>")
 DEEPSEEK_MARKS: Final = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
 KIMI_MARKS: Final = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>")
 
@@ -78,6 +80,7 @@ TOOL_CALL_FORMATS: Final[dict[str, CallFormat]] = {
     "kimi_k2": CallFormat(KIMI_MARKS, "<|tool_calls_section_end|>", named=KIMI, skipped=("<|tool_call_end|>",)),
     "functiongemma": CallFormat(("<start_function_call>",), "<end_function_call>", literals=FUNCTION_GEMMA),
     "lfm2": CallFormat(("<|tool_call_start|>",), "<|tool_call_end|>", literals=PYTHON),
+    "minicpm5": CallFormat(('<function name="',), tags=MINICPM_TAGS),
     "cohere_command3": CallFormat(
         ("<|START_ACTION|>",), "<|END_ACTION|>", is_list=True, keys=("tool_name", "parameters")
     ),
@@ -96,6 +99,7 @@ CALL_MARKS: Final = (
     (("<|tool_call|>",), "granite"), (("[func_name1(",), "pythonic"), (("```tool_code",), "pythonic"),
     (("<|python_tag|>",), "llama3_json"), (("ipython",), "llama3_json"), (("<|tool_call_begin|>",), "kimi_k2"),
     (("List of tools: [", "<|im_start|>"), "lfm2"), (("<TOOLCALL>",), "nemotron_json"),
+    (('<function name="',), "minicpm5"),
 )  # fmt: skip
 """Texts that all occur in a chat template, and the parser that they select. The first entry that applies counts."""
 
