@@ -24,8 +24,7 @@ from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.events import Event, EventList
 from chairlift.lab.bench.driver import drive
 from chairlift.lab.bench.machine import machine_facts
-from chairlift.lab.metrics.run import RunMetrics, summarize
-from chairlift.lab.metrics.summary import Summary
+from chairlift.lab.metrics.run import RunMetrics, Summary, summarize
 from chairlift.lab.sim.fitted_cost_model import FitError, FittedCostModel, fit_cost_model, fit_error, step_seconds
 from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.arrivals import ArrivalProcess

@@ -12,30 +12,20 @@ import numpy as np
 from benchmarks.peers.records import EngineRun, Job, PeerRequest, RequestTiming, RequestTimings
 
 from chairlift.errors import ChairliftError
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedFigure:
-    """A figure: its key in the JSON line (seconds, bytes), and its label, unit and scale in the table."""
-
-    key: str
-    label: str
-    unit: str
-    scale: float = 1.0
-
+from chairlift.lab.metrics.run import ReportedMetric
 
 FIGURES: Final = (
-    ComparedFigure("prompt_tokens_per_s", "prompt: prefill", "tokens/s"),
-    ComparedFigure("output_tokens_per_s", "burst: output", "tokens/s"),
-    ComparedFigure("e2e_p50", "burst: E2E p50", "s"),
-    ComparedFigure("e2e_p99", "burst: E2E p99", "s"),
-    ComparedFigure("ttft_p50", "burst: TTFT p50", "s"),
-    ComparedFigure("ttft_p99", "burst: TTFT p99", "s"),
-    ComparedFigure("itl_p50", "burst: ITL p50", "ms", 1e3),
-    ComparedFigure("itl_p99", "burst: ITL p99", "ms", 1e3),
-    ComparedFigure("single_decode_tokens_per_s", "single: decode", "tokens/s"),
-    ComparedFigure("single_ttft", "single: TTFT", "s"),
-    ComparedFigure("peak_rss_bytes", "peak RSS", "MiB", 1 / (1 << 20)),
+    ReportedMetric("prompt_tokens_per_s", "prompt: prefill", "tokens/s"),
+    ReportedMetric("output_tokens_per_s", "burst: output", "tokens/s"),
+    ReportedMetric("e2e_p50", "burst: E2E p50", "s"),
+    ReportedMetric("e2e_p99", "burst: E2E p99", "s"),
+    ReportedMetric("ttft_p50", "burst: TTFT p50", "s"),
+    ReportedMetric("ttft_p99", "burst: TTFT p99", "s"),
+    ReportedMetric("itl_p50", "burst: ITL p50", "ms", 1e3),
+    ReportedMetric("itl_p99", "burst: ITL p99", "ms", 1e3),
+    ReportedMetric("single_decode_tokens_per_s", "single: decode", "tokens/s"),
+    ReportedMetric("single_ttft", "single: TTFT", "s"),
+    ReportedMetric("peak_rss_bytes", "peak RSS", "MiB", 1 / (1 << 20)),
 )
 """Higher is better for rates, and lower for all others."""
 
@@ -112,7 +102,7 @@ def _single_figures(timings: RequestTimings) -> dict[str, float]:
 class FigureComparison:
     """One figure over the rounds: ours[i] and theirs[i] belong to neighbouring runs."""
 
-    figure: ComparedFigure
+    figure: ReportedMetric
     ours: list[float]
     theirs: list[float]
 

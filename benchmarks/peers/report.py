@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.table import Table
 
 from chairlift.lab.bench.machine import MachineFacts
-from chairlift.lab.tables import number, row_label
 
 Figures = dict[str, float]
 
@@ -100,19 +99,15 @@ def table(peer: str, entry: MeasuredSetting) -> Table:
 
 def _cells(comparison: FigureComparison) -> list[str]:
     figure, ratios = comparison.figure, comparison.ratios
-    sides = [
-        cell
-        for side in (comparison.ours, comparison.theirs)
-        for cell in _spread([value * figure.scale for value in side])
-    ]
+    sides = [figure.cell(value) for side in (comparison.ours, comparison.theirs) for value in _spread(side)]
     by_round = [f"{ratio:.2f}" for ratio in ratios] if len(ratios) > 1 else []
-    return [row_label(figure.label, figure.unit), *sides, *by_round, f"{median(ratios):.2f}"]
+    return [figure.heading, *sides, *by_round, f"{median(ratios):.2f}"]
 
 
-def _spread(values: Sequence[float]) -> list[str]:
+def _spread(values: Sequence[float]) -> list[float]:
     """The median and, with several rounds, the minimum and the maximum."""
     statistics = (median, min, max) if len(values) > 1 else (median,)
-    return [number(statistic(values)) for statistic in statistics]
+    return [statistic(values) for statistic in statistics]
 
 
 def _caption(entry: MeasuredSetting) -> str:

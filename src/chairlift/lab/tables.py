@@ -24,11 +24,6 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:#.3g}".rstrip(".")
 
 
-def row_label(label: str, unit: str) -> str:
-    """The heading of a row with the unit of its figures: "output tokens/s", "TTFT p50, s"."""
-    return f"{label}{unit}" if unit.startswith("/") else f"{label}, {unit}" if unit else label
-
-
 def make_table(
     title: str,
     columns: Sequence[str],

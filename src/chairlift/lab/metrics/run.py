@@ -5,15 +5,37 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any, Final
+
+import numpy as np
 
 from chairlift.events import SLOT_KINDS, EngineStarted, Event, RequestArrived, RequestRejected, Step
 from chairlift.lab.metrics.requests import RequestMetrics, RequestTally
-from chairlift.lab.metrics.summary import Summary
-from chairlift.lab.tables import number, row_label
+from chairlift.lab.tables import number
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Count, mean, percentiles and maximum of a set of numbers, in their unit."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+    @classmethod
+    def from_values(cls, values: Sequence[float]) -> Summary | None:
+        """The summary of a list of values; None if it is empty."""
+        if not values:
+            return None
+        p50, p90, p99 = np.quantile(values, (0.5, 0.9, 0.99)).tolist()
+        return cls(len(values), fmean(values), p50, p90, p99, max(values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,7 +277,8 @@ class ReportedMetric:
 
     @property
     def heading(self) -> str:
-        return row_label(self.label, self.unit)
+        """The label with the unit: "output tokens/s", "TTFT p50, s"."""
+        return self.label + (self.unit if not self.unit or self.unit.startswith("/") else f", {self.unit}")
 
     def cell(self, value: float | None) -> str:
         """The scaled value as text; empty if there is none."""

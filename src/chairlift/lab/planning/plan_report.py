@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chairlift.kernels.kernel_memory import total
-from chairlift.lab.metrics.summary import Summary
+from chairlift.lab.metrics.run import Summary
 from chairlift.lab.planning.planner import DeploymentPlan, PolicyFit
 from chairlift.lab.planning.predicted_speed import PredictedSpeed
 from chairlift.lab.tables import constants_table, make_table, number, print_report
