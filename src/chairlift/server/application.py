@@ -92,15 +92,13 @@ def create_models_app(
     """
     admission = AdmissionController(options.limits, options.access.keys)
     listeners = options.observability.listeners()
-    reloader = options.access.key_reloader
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         manager.open()
         on_ready()
         work = [] if share_usage is None else [share_usage(admission)]
-        work += [] if reloader is None else [reloader.run()]
-        tasks = [asyncio.create_task(each) for each in work]
+        tasks = [asyncio.create_task(each) for each in (*work, options.access.keys.watch())]
         yield
         for task in tasks:
             task.cancel()

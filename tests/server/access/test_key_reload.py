@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from chairlift.errors import OverloadedError
 from chairlift.server.access.admission import AdmissionController
-from chairlift.server.access.keys import KeyReloader, key_record, load_keys, new_secret, to_toml
+from chairlift.server.access.keys import key_record, load_keys, new_secret, to_toml
 
 
 def write(path: Path, *records: dict[str, object]) -> None:
@@ -23,10 +22,8 @@ def write(path: Path, *records: dict[str, object]) -> None:
 def test_added_removed_and_changed_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, (alice, bob) = tmp_path / "keys.toml", (new_secret(), new_secret())
     write(path, key_record(alice, name="alice", max_concurrent=1))
-    load = partial(load_keys, path)
-    keys = load()
+    keys = load_keys(path)
     admission = AdmissionController(None, keys)
-    reloader = KeyReloader(keys, path, load)
     found = keys.find(alice)
     assert found is not None
     permit = admission.open_call(found)
@@ -35,24 +32,24 @@ def test_added_removed_and_changed_keys(tmp_path: Path, caplog: pytest.LogCaptur
 
     changed = key_record(alice, name="alice", max_concurrent=2, requests_per_minute=1)
     write(path, changed, key_record(bob, name="bob"))
-    asyncio.run(reloader.check())
+    asyncio.run(keys.reload())
     assert keys.find(bob) is not None
     admission.open_call(found).close()
     admission.count_request(found)
     write(path, changed, key_record(bob, name="robert"))
-    asyncio.run(reloader.check())
+    asyncio.run(keys.reload())
     with pytest.raises(OverloadedError, match="requests_per_minute=1"):
         admission.count_request(found)
 
     path.write_text("[[keys]]\nname = 1\n")
     with caplog.at_level("ERROR"):
-        asyncio.run(reloader.check())
+        asyncio.run(keys.reload())
     assert "the API keys were not changed" in caplog.text
     assert keys.find(bob) is not None
 
     write(path, key_record(bob, name="bob", weight=2.0))
     with caplog.at_level("WARNING"):
-        asyncio.run(reloader.check())
+        asyncio.run(keys.reload())
     assert "weights of API keys take effect after a restart" in caplog.text
     assert keys.find(alice) is None
     permit.close()

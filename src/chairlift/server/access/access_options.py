@@ -8,13 +8,12 @@ import socket
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from chairlift.errors import ConfigError
 from chairlift.options import check_options, option
-from chairlift.server.access.keys import KeyReloader, KeyRing, load_keys
+from chairlift.server.access.keys import KeyRing, load_keys
 from chairlift.server.http.browser_access import ANY, LOOPBACK_HOSTS, parse_host, parse_hosts, parse_origins
 
 
@@ -56,7 +55,6 @@ class AccessOptions:
     Attributes:
         keys: the accepted API keys; a server without keys accepts every request. Default: those of `api_key` and
             `api_key_file`.
-        key_reloader: reads the keys again when their file changes; None without a file.
 
     Raises:
         ConfigError: the keys cannot be loaded, one of the two TLS files is missing, or `allow_unauthenticated` is
@@ -87,13 +85,13 @@ class AccessOptions:
     )
     ssl_certfile: Path | None = option(None, "Certificate for TLS (PEM).")
     ssl_keyfile: Path | None = option(None, "Private key of the certificate (PEM).")
-    key_reloader: KeyReloader | None = None
 
     def __post_init__(self) -> None:
         check_options(self)
         parse_origins(list(self.allowed_origins))  # A tuple is not parsed by check_options.
-        if self.key_reloader is None and (self.api_key or self.api_key_file is not None):
-            self._load_keys()
+        if not self.keys and (self.api_key or self.api_key_file is not None):
+            object.__setattr__(self, "keys", load_keys(self.api_key_file, tuple(self.api_key or ())))
+            object.__setattr__(self, "api_key", None)
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ConfigError("ssl_certfile and ssl_keyfile must be given together: give both, or neither")
         for name in ("ssl_certfile", "ssl_keyfile"):
@@ -102,16 +100,6 @@ class AccessOptions:
                 raise ConfigError(f"{name}={path}: no such file")
         if self.keys and self.allow_unauthenticated:
             raise ConfigError("allow_unauthenticated has no effect with API keys: give either the option or the keys")
-
-    def _load_keys(self) -> None:
-        """Load the keys. The secrets are not kept, unless they have to be loaded again together with the file."""
-        file = self.api_key_file
-        load = partial(load_keys, file, tuple(self.api_key or ()))
-        keys = load()
-        object.__setattr__(self, "keys", keys)
-        object.__setattr__(self, "api_key", None)
-        if file is not None:
-            object.__setattr__(self, "key_reloader", KeyReloader(keys, file, load))
 
     @property
     def scheme(self) -> str:

@@ -14,8 +14,9 @@ import logging
 import re
 import secrets
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -128,12 +129,19 @@ def to_toml(record: Mapping[str, object]) -> str:
 class KeyRing:
     """All API keys of a server. A server without keys accepts every request as an admin's.
 
+    Args:
+        path: the file of the keys; None without a file.
+        load: reads all keys again.
+
     Raises:
         ConfigError: two keys have the same name or the same secret.
     """
 
-    def __init__(self, keys: Iterable[Key] = ()) -> None:
+    def __init__(
+        self, keys: Iterable[Key] = (), path: Path | None = None, load: Callable[[], KeyRing] | None = None
+    ) -> None:
         keys = list(keys)
+        self._path, self._load, self._version = path, load, _file_version(path)
         self.by_tenant: Mapping[str, Key] = {key.tenant: key for key in keys}
         if len(self.by_tenant) < len(keys):
             raise ConfigError("two API keys have the same name: give each key a different name")
@@ -143,6 +151,29 @@ class KeyRing:
     def replace(self, other: KeyRing) -> None:
         """Accept the keys of another ring instead."""
         self.by_tenant = other.by_tenant
+
+    async def watch(self) -> None:
+        """Accept the keys of the file after each change of it, until this call is cancelled; returns without a file."""
+        while self._path is not None:
+            await asyncio.sleep(POLL_SECONDS)
+            await self.reload()
+
+    async def reload(self) -> None:
+        """Read the keys if the file has changed. Requests in progress are not affected. A file that is invalid, or from
+        which all keys are missing, is reported in the log, and the keys stay as they are."""
+        version = _file_version(self._path)
+        if self._load is None or version == self._version:
+            return
+        self._version = version
+        try:
+            loaded = await asyncio.to_thread(self._load)
+        except ConfigError as error:
+            logger.error("the API keys were not changed: %s", error)
+            return
+        if loaded.tenant_weights() != self.tenant_weights():
+            logger.warning("new weights of API keys take effect after a restart of the server")
+        self.replace(loaded)
+        logger.info("%d API keys were read from %s", len(loaded), self._path)
 
     def __len__(self) -> int:
         return len(self.by_tenant)
@@ -178,8 +209,16 @@ class KeyRing:
         return {tenant: key.weight for tenant, key in self.by_tenant.items() if key.weight != 1} or None
 
 
-def load_keys(path: Path | None, secrets_given: Iterable[str] = ()) -> KeyRing:
-    """Load the keys of a file, and add keys that are given as plain text.
+def _file_version(path: Path | None) -> tuple[int, int, int] | None:
+    try:
+        found = None if path is None else path.stat()
+    except OSError:
+        return None
+    return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+def load_keys(path: Path | None, secrets_given: Sequence[str] = ()) -> KeyRing:
+    """Load the keys of a file, and add keys that are given as plain text. These are kept only to load the file again.
 
     Args:
         path: a TOML file with an array of tables `keys`, or JSON lines (.jsonl). `hash` is the hexadecimal SHA-256.
@@ -205,7 +244,7 @@ def load_keys(path: Path | None, secrets_given: Iterable[str] = ()) -> KeyRing:
         keys.append(Key(name, digest(secret), is_admin=True, is_short=len(secret) < MIN_SECRET_CHARACTERS))
     if path is not None and not records:
         raise ConfigError(f"api_key_file={path} contains no key: add the entry that `chairlift key NAME` prints")
-    return KeyRing(keys)
+    return KeyRing(keys, path, None if path is None else partial(load_keys, path, secrets_given))
 
 
 def _read_records(path: Path) -> list[Any]:
@@ -248,51 +287,3 @@ def parse_key(record: Any, where: str) -> Key:
     same = {name: value for name, value in msgspec.structs.asdict(found).items() if name in names}
     digest = bytes.fromhex(found.hash.removeprefix(_HASH_PREFIX))
     return Key(**{**same, "digest": digest, "is_admin": found.admin, "slo": slo})
-
-
-class KeyReloader:
-    """Replaces the keys of a ring by those of its file after each change of the file.
-
-    Requests in progress are not affected. A file that is invalid, or from which all keys are missing, is reported in
-    the log, and the keys stay as they are.
-
-    Args:
-        keys: the keys in use.
-        path: the file.
-        load: reads all keys again.
-    """
-
-    def __init__(self, keys: KeyRing, path: Path, load: Callable[[], KeyRing]) -> None:
-        self._keys = keys
-        self._path = path
-        self._load = load
-        self._version = self._read_version()
-
-    async def run(self) -> None:
-        """Watch the file until this call is cancelled."""
-        while True:
-            await asyncio.sleep(POLL_SECONDS)
-            await self.check()
-
-    async def check(self) -> None:
-        """Read the keys if the file has changed."""
-        version = self._read_version()
-        if version == self._version:
-            return
-        self._version = version
-        try:
-            loaded = await asyncio.to_thread(self._load)
-        except ConfigError as error:
-            logger.error("the API keys were not changed: %s", error)
-            return
-        if loaded.tenant_weights() != self._keys.tenant_weights():
-            logger.warning("new weights of API keys take effect after a restart of the server")
-        self._keys.replace(loaded)
-        logger.info("%d API keys were read from %s", len(loaded), self._path)
-
-    def _read_version(self) -> tuple[int, int, int] | None:
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
