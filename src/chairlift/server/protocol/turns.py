@@ -85,14 +85,18 @@ def split_calls(messages: list[Message]) -> list[Message]:
     turns: list[Message] = []
     for message in messages:
         calls = message.get("tool_calls") or []
-        at = len(turns)
-        if message["role"] == "tool":
-            found = (i for i, turn in enumerate(turns) if message.get("tool_call_id") in _call_ids(turn))
-            at = max(found, default=at - 1) + 1
+        at = _position_of_result(turns, message) if message["role"] == "tool" else len(turns)
         rest = [{"role": "assistant", "content": "", "tool_calls": [call]} for call in calls[1:]]
         turns[at:at] = [{**message, "tool_calls": calls[:1]} if calls else message, *rest]
     return turns
 
 
-def _call_ids(message: Message) -> list[Any]:
-    return [call.get("id") for call in message.get("tool_calls") or ()]
+def _position_of_result(turns: list[Message], result: Message) -> int:
+    """The position after the call since the last turn of the user, or the end if the call is not there."""
+    for position in range(len(turns), 0, -1):
+        calls = turns[position - 1].get("tool_calls") or ()
+        if any(call.get("id") == result.get("tool_call_id") for call in calls):
+            return position
+        if turns[position - 1]["role"] == "user":
+            break
+    return len(turns)
