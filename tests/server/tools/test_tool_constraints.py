@@ -216,6 +216,7 @@ IN_FORMAT = {
     "olmo3": f"<function_calls>{CALL}</function_calls>",
     "gemma4": f"<|tool_call>{CALL}<tool_call|>",
     "pythonic": f"```tool_code\n{CALL}\n```",
+    "lfm2": f"<|tool_call_start|>[{CALL}]<|tool_call_end|>",
     "cohere_command3": '<|START_ACTION|>[{"tool_name": "f", "parameters": {"ok": true}}]<|END_ACTION|>',
     "hunyuan_a13b": f"<tool_calls>[{CALL}]</tool_calls>",
     "nemotron_json": f"<TOOLCALL>[{CALL}]</TOOLCALL>",

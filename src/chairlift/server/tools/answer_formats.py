@@ -79,7 +79,7 @@ TOOL_CALL_FORMATS: Final[dict[str, CallFormat]] = {
     ),
     "kimi_k2": CallFormat(KIMI_MARKS, "<|tool_calls_section_end|>", named=KIMI, skipped=("<|tool_call_end|>",)),
     "functiongemma": CallFormat(("<start_function_call>",), "<end_function_call>", literals=FUNCTION_GEMMA),
-    "lfm2": CallFormat(("<|tool_call_start|>",), "<|tool_call_end|>", literals=PYTHON),
+    "lfm2": CallFormat(("<|tool_call_start|>",), "<|tool_call_end|>", literals=PYTHON, is_list=True),
     "minicpm5": CallFormat(('<function name="',), tags=MINICPM_TAGS),
     "cohere_command3": CallFormat(
         ("<|START_ACTION|>",), "<|END_ACTION|>", is_list=True, keys=("tool_name", "parameters")

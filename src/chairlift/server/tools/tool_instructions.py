@@ -81,10 +81,10 @@ def write_calls_in_content(message: dict[str, Any], form: CallFormat) -> dict[st
     calls = message.get("tool_calls")
     if not calls:
         return message
-    write = _python_call if form.literals == PYTHON else partial(json.dumps, ensure_ascii=False)
+    write = _python_call if form.is_list and form.literals == PYTHON else partial(json.dumps, ensure_ascii=False)
     functions = [write(call["function"]) for call in calls]
     texts = [CALL % function for function in functions]
-    if form.is_list or form.literals == PYTHON:
+    if form.is_list:
         ends = template_text(form.openings[0]), template_text(form.closing or "")
         texts = [join_marked([ends[0], MarkedText(f"[{', '.join(functions)}]"), ends[1]])]
     content = LINE_BREAK.join(filter(None, [message["content"], *texts]))
