@@ -28,8 +28,7 @@ from chairlift.server.application import create_app
 from chairlift.server.draining_server import DrainingServer
 from chairlift.server.http.http_protocol import uvicorn_config
 from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.server.serve_options import ServeOptions
-from chairlift.server.telemetry.observability_options import ObservabilityOptions
+from chairlift.server.serve_options import ObservabilityOptions, ServeOptions
 from in_process_cluster import make_cluster
 from plain_http import NO_TLS
 from step_gate import StepGate

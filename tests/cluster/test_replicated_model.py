@@ -24,7 +24,7 @@ from chairlift.engine.process.client import EngineStatus
 from chairlift.events import RequestArrived
 from chairlift.server.application import create_app
 from chairlift.server.models.served_model import MAX_ENDED_REPLICAS, ServedModel, VisibleEngine
-from chairlift.server.telemetry.observability_options import ObservabilityOptions
+from chairlift.server.serve_options import ObservabilityOptions
 from chairlift.server.telemetry.tracing import LOST_STATUS, RESENT_STATUS
 from in_process_cluster import InProcessTransport, make_cluster
 from running_server import open_options, run_app

@@ -21,8 +21,8 @@ from chairlift.observability.prometheus import COUNTERS, HISTOGRAMS
 from chairlift.observability.tracker import RequestTracker
 from chairlift.server.access.access_options import ServerLimits
 from chairlift.server.access.call import PUBLIC_PATHS
+from chairlift.server.serve_options import ACCESS_LOG_FORMATS
 from chairlift.server.telemetry.engine_observer import measure_engine
-from chairlift.server.telemetry.observability_options import ACCESS_LOG_FORMATS
 from command_runner import arguments_of
 
 ROOT = Path(__file__).parents[2]

@@ -26,7 +26,7 @@ from chairlift.server.access.access_options import AccessOptions, ServerLimits
 from chairlift.server.access.keys import key_record, load_keys, to_toml
 from chairlift.server.models.model_options import ModelOptions
 from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.server.telemetry.observability_options import ObservabilityOptions
+from chairlift.server.serve_options import ObservabilityOptions
 from chairlift.worker.disk_block_store import DiskBlockStore
 
 CONFIG = {**HF_CONFIG, "num_hidden_layers": 1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -17,12 +17,12 @@ from starlette.routing import Route
 
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.errors import ChairliftError, ConfigError
+from chairlift.server.access.access_options import ANY
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import call_of
 from chairlift.server.access.call_checks import check_hosts, check_keys, limit_bodies
 from chairlift.server.api import engine, health, models, requests
 from chairlift.server.api.routes import ENDPOINTS, EndpointCaller, make_router
-from chairlift.server.http.browser_access import ANY, EXPOSED_HEADERS
 from chairlift.server.http.error_responses import describe_error, error_response
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import ModelService, ServedModel
@@ -31,6 +31,9 @@ from chairlift.server.serve_options import ServeOptions
 from chairlift.server.telemetry.call_log import CallLogMiddleware
 from chairlift.server.web.page_routes import PageData, file_router
 from chairlift.version import __version__
+
+EXPOSED_HEADERS: Final = ("Retry-After", "x-should-retry", "x-request-id", "request-id")
+"""Response headers that pages may read besides the standard ones: when to retry, and the id of an answer."""
 
 
 def create_app(llm: AsyncLLM, options: ServeOptions) -> FastAPI:

@@ -19,8 +19,7 @@ from chairlift.engine.memory_trimming import limit_arenas, trim_memory
 from chairlift.engine.process.client import EngineClient
 from chairlift.engine.process.process_client import ProcessClient
 from chairlift.errors import ConfigError, EngineDeadError
-from chairlift.server.access.access_options import AccessOptions
-from chairlift.server.http.browser_access import ANY
+from chairlift.server.access.access_options import ANY, AccessOptions
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.serve_options import ServeOptions
 from chairlift.worker.memory import format_memory

@@ -15,7 +15,7 @@ from openai.types.responses import Response
 from chairlift import AsyncLLM
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.responses import ResponseObject
-from chairlift.server.telemetry.observability_options import ObservabilityOptions
+from chairlift.server.serve_options import ObservabilityOptions
 from running_server import RunningServer, run_server
 from waiting import wait_for
 

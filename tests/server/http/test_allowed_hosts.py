@@ -13,9 +13,8 @@ import pytest
 
 from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
-from chairlift.server.access.access_options import AccessOptions
+from chairlift.server.access.access_options import LOOPBACK_HOSTS, AccessOptions, parse_hosts
 from chairlift.server.access.keys import Key, KeyRing, digest
-from chairlift.server.http.browser_access import LOOPBACK_HOSTS, parse_hosts
 from command_runner import invoke
 from running_server import RunningServer, open_options, run_server
 

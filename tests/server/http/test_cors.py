@@ -13,10 +13,9 @@ import pytest
 
 from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
-from chairlift.server.access.access_options import AccessOptions, ServerLimits
+from chairlift.server.access.access_options import AccessOptions, ServerLimits, parse_origins
 from chairlift.server.access.keys import Key, KeyRing, digest
-from chairlift.server.http.browser_access import parse_origins
-from chairlift.server.telemetry.observability_options import ObservabilityOptions
+from chairlift.server.serve_options import ObservabilityOptions
 from command_runner import invoke
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server

@@ -24,10 +24,10 @@ from chairlift.errors import ConfigError
 from chairlift.server.access.call import Call
 from chairlift.server.access.keys import Key
 from chairlift.server.models.served_model import ServedModel
+from chairlift.server.serve_options import ObservabilityOptions
 from chairlift.server.telemetry.access_log import AccessLog
 from chairlift.server.telemetry.call_log import CallListener, CallLogMiddleware
 from chairlift.server.telemetry.engine_observer import EngineObserver, ObservedRequest
-from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.telemetry.tracing import CallTracer
 from running_server import RunningServer
 from tracked_engine import TrackedEngine

@@ -22,8 +22,7 @@ from chairlift.lab.bench.policy_comparison import simulate_policy
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.access.admission import MAX_READERS, Permit
 from chairlift.server.access.keys import KeyRing, key_record, parse_key
-from chairlift.server.serve_options import parse_root_path
-from chairlift.server.telemetry.observability_options import ObservabilityOptions
+from chairlift.server.serve_options import ObservabilityOptions, parse_root_path
 from chairlift.server.web.burst import start_burst
 from chairlift.server.web.page_bodies import BurstBody
 from running_server import RunningServer, completion_body, run_server

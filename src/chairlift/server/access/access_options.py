@@ -4,17 +4,71 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import socket
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from chairlift.errors import ConfigError
-from chairlift.options import check_options, option
+from chairlift.options import check_options, option, parse_names, split_names
 from chairlift.server.access.keys import KeyRing, load_keys
-from chairlift.server.http.browser_access import ANY, LOOPBACK_HOSTS, parse_host, parse_hosts, parse_origins
+
+ANY: Final = "*"
+LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]", "*.localhost")
+
+_HOST: Final = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\*")
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
+
+
+def parse_hosts(text: str, name: str = "allowed_hosts") -> tuple[str, ...]:
+    """The patterns of a comma-separated or JSON list of hosts, without empty ones; see `parse_host`.
+
+    Raises:
+        ConfigError: there is no pattern, or one has another form.
+    """
+    patterns = tuple(map(parse_host, split_names(text, name)))
+    if not patterns:
+        raise ConfigError(f"{name} is empty, so every request would be rejected: name a host, or give *")
+    return patterns
+
+
+def parse_host(text: str) -> str:
+    """The pattern of a name or an address without a port, in the spelling in which browsers send it.
+
+    `*.example.com` matches every name below example.com, and `*` every host.
+
+    Raises:
+        ConfigError: the pattern has another form.
+    """
+    pattern = text.strip().lower()
+    try:
+        return f"[{ipaddress.IPv6Address(pattern.strip('[]'))}]"
+    except ValueError:
+        if _HOST.fullmatch(pattern):
+            return pattern
+    raise ConfigError(
+        f"allowed_hosts: {text.strip()!r} is not a host; write a name or an address without a port, *.example.com for "
+        "every name below example.com, or * for every host"
+    )
+
+
+def parse_origins(text: str | Sequence[str], name: str = "allowed_origins") -> tuple[str, ...]:
+    """The origins of a JSON list.
+
+    Raises:
+        ConfigError: a value is not an origin that a browser can send.
+    """
+    origins = parse_names(text, name)
+    for origin in origins:
+        if origin not in (ANY, "null") and not _ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                f"{name}: {origin!r} is not an origin; write SCHEME://HOST or SCHEME://HOST:PORT in lower case, "
+                'without a path or trailing slash, or "*" for every origin'
+            )
+    return origins
 
 
 @dataclass(frozen=True, slots=True)

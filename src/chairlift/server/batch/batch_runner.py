@@ -42,8 +42,7 @@ from chairlift.server.http.error_responses import error_info
 from chairlift.server.http.streaming import run_to_end
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.protocol.base import ErrorBody
-from chairlift.server.serve_options import ServeOptions
-from chairlift.server.telemetry.observability_options import ObservabilityOptions
+from chairlift.server.serve_options import ObservabilityOptions, ServeOptions
 
 logger = logging.getLogger("chairlift")
 
