@@ -30,7 +30,7 @@ class ChunkCall(GeneratingCall[ChunkFields, Plans]):
 
     def __init__(self, *context: Any) -> None:
         super().__init__(*context)
-        self.num_choices = self.body.num_choices()
+        self.num_choices = self.plan.params.n
         options = self.body.stream_options
         self._sends_usage = bool(options and options.include_usage)
         self._sends_all_usage = self._sends_usage and bool(options and options.continuous_usage_stats)

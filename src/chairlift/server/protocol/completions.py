@@ -39,9 +39,10 @@ class CompletionRequest(SamplingFields, CompletionsCompatibilityFields):
 
     def params(self, defaults: SamplingDefaults) -> SamplingParams:
         """The validated sampling parameters; see `sampling_params`."""
-        if self.best_of is not None and self.best_of > self.num_choices():
+        n = 1 if self.n is None else self.n
+        if self.best_of is not None and self.best_of > n:
             raise RequestError(
-                f"best_of must be at most n={self.num_choices()}, got {self.best_of}: answers are not ranked, so "
+                f"best_of must be at most n={n}, got {self.best_of}: answers are not ranked, so "
                 "leave best_of out, and give the number of answers as n",
                 "best_of",
             )

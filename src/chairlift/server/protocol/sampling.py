@@ -172,10 +172,6 @@ class SamplingFields(EngineFields, SamplingCompatibilityFields):
         schema = form.json_schema.schema_ if form.type == "json_schema" else form.schema_
         return StructuredOutputs(json_object=True) if schema is None else StructuredOutputs(json=schema)
 
-    def num_choices(self) -> int:
-        """The number of answers to generate for each prompt."""
-        return 1 if self.n is None else self.n
-
     def sampling_params(self, defaults: SamplingDefaults, **overrides: Any) -> SamplingParams:
         """The validated sampling parameters of these fields and of `overrides`; raises RequestError.
 
