@@ -69,14 +69,14 @@ READ_BYTES: Final = 256 << 20
 """Size of the buffer that is read to measure memory: larger than the caches."""
 
 UNITS: Final = {
-    "dot_u8s8": "8-bit dot products, GOP/s",
-    "dot_u7s8": "8-bit by 7-bit dot products, GOP/s",
+    "dot_s8s8": "8-bit dot products, GOP/s",
+    "dot_u4s8": "8-bit by 4-bit dot products, GOP/s",
     "fma": "float32 multiply-adds, GFLOP/s",
     "tile_s8": "8-bit products in tiles, GOP/s",
     "tile_bf16": "bfloat16 products in tiles, GFLOP/s",
     "dot_bf16": "bfloat16 dot products, GFLOP/s",
 }
-"""The operations of kernels. `dot_u7s8` multiplies unsigned bytes below 128, which takes fewer instructions without
+"""The operations of kernels. `dot_u4s8` multiplies weights of at most four bits, which takes fewer instructions without
 VNNI. An instruction set without an operation has no speed for it."""
 
 READ: Final = "read"
@@ -144,7 +144,7 @@ def unit_of(weight_format: str, isa: str, rows: int) -> str:
         return "fma"
     if isa == "amx" and rows >= TILED_ROWS and weight_format not in HALF_GROUPS:
         return "tile_s8"
-    return "dot_u8s8" if weight_format in EIGHT_BIT else "dot_u7s8"
+    return "dot_s8s8" if weight_format in EIGHT_BIT else "dot_u4s8"
 
 
 # -- linear layers -------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from chairlift.models.declaration.model_config import ModelConfig
 from native import needs_native
 
 TinyModel = Callable[..., Path]
-SPEEDS = {"dot_u8s8": 100.0, "dot_u7s8": 200.0, "fma": 50.0, "read": 10.0}
+SPEEDS = {"dot_s8s8": 100.0, "dot_u4s8": 200.0, "fma": 50.0, "read": 10.0}
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def model_config(folder: Path) -> ModelConfig:
 
 
 def test_the_slower_of_compute_and_memory_is_the_ceiling() -> None:
-    assert KernelWork({"dot_u8s8": 50.0, "dot_u7s8": 100.0}, 5.0).least_seconds(SPEEDS) == (1.0, "compute")
+    assert KernelWork({"dot_s8s8": 50.0, "dot_u4s8": 100.0}, 5.0).least_seconds(SPEEDS) == (1.0, "compute")
     assert KernelWork({"fma": 50.0}, 20.0).least_seconds(SPEEDS) == (2.0, "memory")
 
 
@@ -58,8 +58,8 @@ def test_each_pass_is_compared_with_the_ceilings_before_it() -> None:
 
 
 def test_work_is_added_by_unit() -> None:
-    assert KernelWork({"fma": 1.0}, 2.0) + KernelWork({"fma": 3.0, "dot_u8s8": 4.0}, 5.0) == KernelWork(
-        {"fma": 4.0, "dot_u8s8": 4.0}, 7.0
+    assert KernelWork({"fma": 1.0}, 2.0) + KernelWork({"fma": 3.0, "dot_s8s8": 4.0}, 5.0) == KernelWork(
+        {"fma": 4.0, "dot_s8s8": 4.0}, 7.0
     )
 
 
@@ -77,10 +77,10 @@ def test_a_pass_counts_every_weight_once(tiny_model_dir: TinyModel) -> None:
     assert (layers.formats[LAYERS], layers.formats[LM_HEAD]) == ("q4_0", "q8_0")
     one_layer = [(128, 64), (64, 64), (192, 64), (64, 96)]
     assert work[LAYERS] == KernelWork(
-        {"dot_u7s8": 2 * sum(2 * 3 * out * size for out, size in one_layer)},
+        {"dot_u4s8": 2 * sum(2 * 3 * out * size for out, size in one_layer)},
         2 * sum(matrix_bytes("q4_0", out, size) for out, size in one_layer),
     )
-    assert work[LM_HEAD] == KernelWork({"dot_u8s8": 2 * 3 * 256 * 64}, matrix_bytes("q8_0", 256, 64))
+    assert work[LM_HEAD] == KernelWork({"dot_s8s8": 2 * 3 * 256 * 64}, matrix_bytes("q8_0", 256, 64))
 
 
 @needs_native
@@ -113,7 +113,7 @@ def test_the_slots_are_those_of_the_last_tokens() -> None:
 @needs_native
 def test_ceilings_are_measured() -> None:
     sample = CeilingMeter().sample()
-    assert {"dot_u8s8", "dot_u7s8", "fma", "read"} <= sample.keys()
+    assert {"dot_s8s8", "dot_u4s8", "fma", "read"} <= sample.keys()
     assert min(sample.values()) > 0
 
 

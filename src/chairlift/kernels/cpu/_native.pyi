@@ -637,7 +637,7 @@ def measure_products(unit: str, seconds: float) -> float:
     Measure the products of one unit on all threads.
 
     Args:
-        unit: "dot_u8s8" (unsigned by signed bytes), "dot_u7s8" (the same where the unsigned bytes are below 128), "fma"
+        unit: "dot_s8s8" (bytes of weights and activations), "dot_u4s8" (the same with weights of four bits), "fma"
             (float32), "tile_s8" or "tile_bf16" (tile instructions), or "dot_bf16" (AVX-512 BF16).
         seconds: How long to repeat samples; the best one counts. 0 takes one sample, about ten milliseconds.
 

@@ -45,17 +45,6 @@ struct Values {
   }
 };
 
-// Keeps x in a register. Compilers would load it again for each row, and loads are the bottleneck.
-static inline void hold(F& x) {
-#if defined(__AVX512F__)
-  __asm__("" : "+v"(x));
-#elif defined(__AVX2__) && !defined(CHAIRLIFT_LANES)
-  __asm__("" : "+x"(x));
-#else
-  (void)x;
-#endif
-}
-
 // Columns `column` to `column` + kVectors * kLanes.
 template <int kRows, int kVectors, typename Source>
 static void multiply(const Product& product, const Source& source, int column) {
@@ -72,7 +61,7 @@ static void multiply(const Product& product, const Source& source, int column) {
   for (int k = p.first_k; k < p.end_k; ++k) {
     F b[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) hold(b[v] = b_at.at(k, column + v * kLanes));
+    for (int v = 0; v < kVectors; ++v) hold(b[v] = b_at.at(k, column + v * kLanes));  // loads are the bottleneck
     b_at.prefetch_next(k, column);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {

@@ -58,7 +58,9 @@ struct Linear::Activations {
         rows(rows),
         padded_inputs(linear.parts_[0]->padded_inputs()),
         num_blocks(divide_up(rows, kernel.block_rows)),
-        rows_at_once(rows < kMinManyRows || has_lines(kernel.layout) ? kRowsAtOnce : kernel.block_rows),
+        rows_at_once(kernel.block_rows % kRowsAtOnce == 0 && (rows < kMinManyRows || has_lines(kernel.layout))
+                         ? kRowsAtOnce
+                         : kernel.block_rows),
         value_bytes(is_integer ? 1 : is_bf16(kernel.layout) ? 2 : 4),
         row_bytes(round_up(padded_inputs * value_bytes, has_lines(kernel.layout) ? kTileRowBytes : 1)) {
     values_bytes = row_bytes * kernel.block_rows;

@@ -47,7 +47,7 @@ struct SignedGroups {
 template <WeightFormat kFormat>
 __attribute__((noinline)) static void unpack_part(const StripeTask& task, int64_t first, int64_t end, WeightPart& to) {
   constexpr GroupFormat f = group_format(kFormat);
-  const PackedWeights<kFormat> weights(task.stripe, task.stripe_bytes, task.padded_inputs, 0);
+  const PackedWeights<kFormat> weights(task.stripe, task.stripe_bytes, task.padded_inputs);
   for (int s = 0; s < task.num_stripes; ++s)
     for (int64_t g = first; g < end; ++g) {
       uint8_t* const codes = to.codes[s][0] + (g - first) * kGroup * kStripe;
@@ -163,7 +163,7 @@ static void finish_grouped(const StripeTask& task, const TileSums* outputs) {
     const ActivationBlock& block = task.blocks[row / kTiledBlockRows];
     const int first = row % kTiledBlockRows;
     for (int s = 0; s < task.num_stripes; ++s) {
-      const PackedWeights<kFormat> weights(task.stripe + s * task.stripe_bytes, task.stripe_bytes, task.padded_inputs, 0);
+      const PackedWeights<kFormat> weights(task.stripe + s * task.stripe_bytes, task.stripe_bytes, task.padded_inputs);
       const auto* const output = outputs[row / kTiledBlockRows].bytes[s] + first;
       Sums<kTileRows, 1> y;
 #pragma GCC unroll 16

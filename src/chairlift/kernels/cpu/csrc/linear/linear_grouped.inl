@@ -31,21 +31,18 @@ struct PackedWeights {
   static constexpr GroupFormat f = group_format(kFormat);
   static constexpr int kInputs = f.group, kCenterBits = f.center_bits;
   static constexpr bool kHasMinimum = f.has_minimum;
+  static constexpr int kQuadsAtOnce = quads_at_once(largest_code(kFormat));
 
-  PackedWeights(const uint8_t* stripe, int64_t stripe_bytes, int64_t padded_inputs, int column)
+  PackedWeights(const uint8_t* stripe, int64_t stripe_bytes, int64_t padded_inputs)
       : stripe(stripe),
         stripe_bytes(stripe_bytes),
         scales_at(f.scales_at(padded_inputs)),
-        supers_at(f.supers_at(padded_inputs)),
-        column(column) {}
+        supers_at(f.supers_at(padded_inputs)) {}
 
-  const uint8_t* planes(int s, int64_t group_of_32) const {
-    return stripe + s * stripe_bytes + f.value_bytes(group_of_32 * kGroup) + column * 4;
-  }
-
-  // The codes of quad q of a group of 32 inputs, in bytes.
-  I codes(int s, int64_t group_of_32, int q) const {
-    const uint8_t* const low = planes(s, group_of_32);
+  // The codes of quad q of a group of 32 inputs, in bytes. v: the vector of outputs.
+  I codes(int v, int64_t group_of_32, int q) const {
+    const uint8_t* const groups = stripe + f.value_bytes(group_of_32 * kGroup);
+    const auto* const low = reinterpret_cast<const uint8_t*>(vector_of<int32_t>(groups, stripe_bytes, v));
     I numbers = bits_of_quad<f.low_bits>(low, q, 0);
     if constexpr (f.high_bits != 0)
       numbers = ior(numbers, bits_of_quad<f.high_bits>(low + f.low_bits * kStripe * 4, q, f.low_bits));
@@ -54,8 +51,9 @@ struct PackedWeights {
   }
 
   // The scale and minimum of a group of kInputs inputs.
-  GroupScale scale(int s, int64_t group) const {
-    const uint8_t* const own = stripe + s * stripe_bytes;
+  GroupScale scale(int v, int64_t group) const {
+    const uint8_t* const own = stripe + v / kStripeVectors * stripe_bytes;
+    const int column = v % kStripeVectors * kLanes;
     const uint8_t* const at = own + scales_at + group / (f.scale_inputs / f.group) * f.scale_bytes();
     if constexpr (f.scales == ScaleKind::power)  // 2^-127 and less is 0
       return {pow2i(max(sub(to_float(load_u8(at + column)), set1(128.0f)), set1(-127.0f))), zero()};
@@ -77,24 +75,24 @@ struct PackedWeights {
 
   const uint8_t* stripe;
   int64_t stripe_bytes, scales_at, supers_at;
-  int column;
 };
 
 // The weights of a tile that `unpack` has written. Formats that agree in the parameters share code.
-template <int kGroupInputs, int kBits, bool kMinimum>
+template <int kGroupInputs, int kBits, bool kMinimum, int kQuads>
 struct UnpackedWeights {
   static constexpr int kInputs = kGroupInputs, kCenterBits = kBits;
   static constexpr bool kHasMinimum = kMinimum;
+  static constexpr int kQuadsAtOnce = kQuads;
   static constexpr int64_t kScaleBytes = kStripe * 4 * (kMinimum ? 2 : 1);
 
-  UnpackedWeights(const uint8_t* stripe, int64_t stripe_bytes, int64_t padded_inputs, int column)
-      : stripe(stripe + column * 4), stripe_bytes(stripe_bytes), scales_at(padded_inputs * kStripe) {}
+  UnpackedWeights(const uint8_t* stripe, int64_t stripe_bytes, int64_t padded_inputs)
+      : stripe(stripe), stripe_bytes(stripe_bytes), scales_at(padded_inputs * kStripe) {}
 
-  I codes(int s, int64_t group_of_32, int q) const {
-    return iload(stripe + s * stripe_bytes + (group_of_32 * kGroup + q * 4) * kStripe);
+  I codes(int v, int64_t group_of_32, int q) const {
+    return iload(vector_of<int32_t>(stripe + (group_of_32 * kGroup + q * 4) * kStripe, stripe_bytes, v));
   }
-  GroupScale scale(int s, int64_t group) const {
-    const auto* at = reinterpret_cast<const float*>(stripe + s * stripe_bytes + scales_at + group * kScaleBytes);
+  GroupScale scale(int v, int64_t group) const {
+    const float* const at = vector_of<float>(stripe + scales_at + group * kScaleBytes, stripe_bytes, v);
     return {load(at), kHasMinimum ? load(at + kStripe) : zero()};
   }
 
@@ -104,19 +102,19 @@ struct UnpackedWeights {
 
 template <WeightFormat kFormat>
 using Unpacked = UnpackedWeights<group_format(kFormat).group, group_format(kFormat).center_bits,
-                                 group_format(kFormat).has_minimum>;
+                                 group_format(kFormat).has_minimum, quads_at_once(largest_code(kFormat))>;
 
 template <WeightFormat kFormat>
 static void unpack(const uint8_t* stripe, int64_t padded_inputs, uint8_t* unpacked) {
   using Target = Unpacked<kFormat>;
-  for (int column = 0; column < kStripe; column += kLanes) {
-    const PackedWeights<kFormat> weights(stripe, 0, padded_inputs, column);
-    uint8_t* to = unpacked + column * 4;
+  const PackedWeights<kFormat> weights(stripe, 0, padded_inputs);
+  for (int v = 0; v < kStripeVectors; ++v) {
+    uint8_t* to = unpacked + v * kLanes * 4;
     for (int64_t g = 0; g < padded_inputs / kGroup; ++g)
 #pragma GCC unroll 8
-      for (int q = 0; q < kGroup / 4; ++q, to += kStripe * 4) istore(to, weights.codes(0, g, q));
+      for (int q = 0; q < kGroup / 4; ++q, to += kStripe * 4) istore(to, weights.codes(v, g, q));
     for (int64_t g = 0; g < padded_inputs / Target::kInputs; ++g, to += Target::kScaleBytes) {
-      const GroupScale found = weights.scale(0, g);
+      const GroupScale found = weights.scale(v, g);
       store(reinterpret_cast<float*>(to), found.scale);
       if (Target::kHasMinimum) store(reinterpret_cast<float*>(to) + kStripe, found.minimum);
     }
@@ -126,7 +124,8 @@ static void unpack(const uint8_t* stripe, int64_t padded_inputs, uint8_t* unpack
 // The sum of a group before its products: minus the sum of the inputs times the center of the codes.
 template <typename Weights>
 static inline I start_of_group(int32_t correction) {
-  return Weights::kCenterBits ? shift_left(iset1(correction), Weights::kCenterBits) : izero();
+  if (Weights::kCenterBits == 0 || (Weights::kCenterBits == 7 && kWeightOffset == 0)) return izero();
+  return shift_left(iset1(correction), Weights::kCenterBits);
 }
 
 // Adds the product of a group to an output. acc: the sum of the products of codes; the other values are those of the row.
@@ -141,93 +140,115 @@ static inline F add_scaled(I acc, const GroupScale& of_group, float scale, int32
   return y;
 }
 
+// Adds the products of kQuads quads of a group of 32 inputs, from first_quad on, to the sums of a group.
+template <typename Weights, int kQuads, int kRows, int kVectors>
+static inline void add_quads(const Weights& weights, int64_t g, int first_quad, const int8_t* x, I (&acc)[kVectors][kRows]) {
+  constexpr bool kIsHalf = Weights::kInputs == 16, kHasOffset = Weights::kCenterBits == 7;
+  constexpr int kAtOnce = kHasOffset ? kQuads : Weights::kQuadsAtOnce < kQuads ? Weights::kQuadsAtOnce : kQuads;
+#pragma GCC unroll 8
+  for (int first = 0; first < kQuads; first += kAtOnce) {
+    I sums[kVectors][kRows];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v)
+#pragma GCC unroll 16
+      for (int m = 0; m < kRows; ++m) sums[v][m] = kHasOffset ? acc[v][m] : begin_sum(acc[v][m]);
+#pragma GCC unroll 8
+    for (int i = first; i < first + kAtOnce; ++i) {
+      const int q = kIsHalf ? first_quad + i : i / 2 + i % 2 * 4;  // q and q + 4 are in the same plane of four bits
+      I codes[kVectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v)
+        codes[v] = kHasOffset ? weight_bytes(weights.codes(v, g, q)) : weights.codes(v, g, q);
+#pragma GCC unroll 16
+      for (int m = 0; m < kRows; ++m) {
+        const I four = broadcast4(x + (q * kBlockRows + m) * 4);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v)
+          sums[v][m] = kHasOffset ? dot_weights(sums[v][m], codes[v], four) : add_codes(sums[v][m], codes[v], four);
+      }
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v)
+#pragma GCC unroll 16
+      for (int m = 0; m < kRows; ++m) acc[v][m] = kHasOffset ? sums[v][m] : end_sum(acc[v][m], sums[v][m]);
+  }
+}
+
 // Adds the products of a group: quads first_quad and following of a group of 32 inputs.
-template <typename Weights, int kRows, int kStripes>
+template <typename Weights, int kRows, int kVectors>
 static inline void add_group(const ActivationBlock& block, const Weights& weights, int64_t g, int first_quad,
-                             Sums<kRows, kStripes>& y) {
+                             Sums<kRows, kVectors>& y) {
   constexpr bool kIsHalf = Weights::kInputs == 16;
   const int64_t group = kIsHalf ? 2 * g + first_quad / 4 : g;
   const int32_t* const correction = (kIsHalf ? block.half_correction : block.correction) + group * kBlockRows;
-  const int8_t* const x = static_cast<const int8_t*>(block.values) + g * kGroup * kBlockRows;
-  I acc[kStripes][kRows];
+  I acc[kVectors][kRows];
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m) {
     const I first = start_of_group<Weights>(correction[m]);
 #pragma GCC unroll 4
-    for (int s = 0; s < kStripes; ++s) acc[s][m] = first;
+    for (int v = 0; v < kVectors; ++v) acc[v][m] = first;
   }
-#pragma GCC unroll 8
-  for (int i = 0; i < Weights::kInputs / 4; ++i) {
-    const int q = kIsHalf ? first_quad + i : i / 2 + i % 2 * 4;  // q and q + 4 are in the same plane of four bits
-    I codes[kStripes];
-#pragma GCC unroll 4
-    for (int s = 0; s < kStripes; ++s) codes[s] = weights.codes(s, g, q);
-    dot<Interleaved, Weights::kCenterBits != 7>(acc, codes, x + q * kBlockRows * 4);
-  }
+  const int8_t* const x = static_cast<const int8_t*>(block.values) + g * kGroup * kBlockRows;
+  add_quads<Weights, Weights::kInputs / 4>(weights, g, first_quad, x, acc);
   const float* const scale = block.scale + g * kBlockRows;
   const float* const sum = static_cast<const float*>(block.sum) + g * kBlockRows;
 #pragma GCC unroll 4
-  for (int s = 0; s < kStripes; ++s) {
-    const GroupScale of_group = weights.scale(s, group);
+  for (int v = 0; v < kVectors; ++v) {
+    const GroupScale of_group = weights.scale(v, group);
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m)
-      y.of[s][m] = add_scaled<Weights>(acc[s][m], of_group, scale[m], correction[m], sum[m], y.of[s][m]);
+      y.of[v][m] = add_scaled<Weights>(acc[v][m], of_group, scale[m], correction[m], sum[m], y.of[v][m]);
   }
 }
 
 // Adds the products of outliers. The value of a row without an outlier at this input is 0, which changes no sum if the
 // weights are finite. first: the first row of a block of kBlock rows.
-template <typename Weights, int kBlock = kBlockRows, int kRows, int kStripes>
-static inline void add_outliers(const ActivationBlock& block, const Weights& weights, Sums<kRows, kStripes>& y,
+template <typename Weights, int kBlock = kBlockRows, int kRows, int kVectors>
+static inline void add_outliers(const ActivationBlock& block, const Weights& weights, Sums<kRows, kVectors>& y,
                                 int first = 0) {
   constexpr auto kCenter = static_cast<float>(Weights::kCenterBits ? 1 << Weights::kCenterBits : 0);
   const float* values = static_cast<const float*>(block.outlier_values) + first;
   for (int32_t i = 0; i < *block.num_outliers; ++i, values += kBlock) {
     const auto input = static_cast<uint32_t>(block.outliers[i]);
 #pragma GCC unroll 4
-    for (int s = 0; s < kStripes; ++s) {
-      const GroupScale found = weights.scale(s, input / Weights::kInputs);
-      const I quad = weights.codes(s, input / kGroup, static_cast<int>(input % kGroup / 4));
+    for (int v = 0; v < kVectors; ++v) {
+      const GroupScale found = weights.scale(v, input / Weights::kInputs);
+      const I quad = weights.codes(v, input / kGroup, static_cast<int>(input % kGroup / 4));
       const F codes = sub(to_float(bits_at(quad, static_cast<int>(input % 4 * 8), 255)), set1(kCenter));
       const F weight = Weights::kHasMinimum ? fma(codes, found.scale, found.minimum) : mul(codes, found.scale);
 #pragma GCC unroll 16
-      for (int m = 0; m < kRows; ++m) y.of[s][m] = fma(weight, set1(values[m]), y.of[s][m]);
+      for (int m = 0; m < kRows; ++m) y.of[v][m] = fma(weight, set1(values[m]), y.of[v][m]);
     }
   }
 }
 
 template <typename Weights, int kRows>
 static void multiply_grouped_rows(const StripeTask& task) {
+  constexpr int kVectors = kTileStripes * kStripeVectors;
   Ahead ahead(task);
-  prefetch_outputs<kRows, kTileStripes>(task);
-  for (int column = 0; column < kStripe; column += kLanes) {
-    const Weights weights(task.stripe, task.stripe_bytes, task.padded_inputs, column);
-    Sums<kRows, kTileStripes> y;
-    for (int s = 0; s < kTileStripes; ++s)
-      for (int m = 0; m < kRows; ++m) y.of[s][m] = zero();
-    for (int64_t g = 0; g < task.padded_inputs / kGroup; ++g) {
-      ahead.prefetch_part();
+  prefetch_outputs<kRows, kVectors>(task);
+  const Weights weights(task.stripe, task.stripe_bytes, task.padded_inputs);
+  Sums<kRows, kVectors> y;
+  for (int v = 0; v < kVectors; ++v)
+    for (int m = 0; m < kRows; ++m) y.of[v][m] = zero();
+  for (int64_t g = 0; g < task.padded_inputs / kGroup; ++g) {
+    ahead.prefetch_part();
 #pragma GCC unroll 2
-      for (int quad = 0; quad < kGroup / 4; quad += Weights::kInputs / 4) add_group(task.block(), weights, g, quad, y);
-    }
-    add_outliers(task.block(), weights, y);
-#pragma GCC unroll 4
-    for (int s = 0; s < kTileStripes; ++s)
-#pragma GCC unroll 16
-      for (int m = 0; m < kRows; ++m)
-        if (m < task.num_rows) put(task, m, s * kStripe + column, y.of[s][m]);
+    for (int quad = 0; quad < kGroup / 4; quad += Weights::kInputs / 4) add_group(task.block(), weights, g, quad, y);
   }
+  add_outliers(task.block(), weights, y);
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v)
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m)
+      if (m < task.num_rows) put(task, m, v * kLanes, y.of[v][m]);
 }
 
-template <WeightFormat kFormat>
+template <WeightFormat kFormat, int kRows = kBlockRows>
 static void multiply_grouped(const StripeTask& task) {
-  using Weights = PackedWeights<kFormat>;
-  switch (task.num_rows) {
-    case 1: return multiply_grouped_rows<Weights, 1>(task);
-    case 2: return multiply_grouped_rows<Weights, 2>(task);
-    case 3: return multiply_grouped_rows<Weights, 3>(task);
-    default: return multiply_grouped_rows<Weights, 4>(task);
-  }
+  if constexpr (kRows > 1)
+    if (task.num_rows < kRows) return multiply_grouped<kFormat, kRows - 1>(task);
+  multiply_grouped_rows<PackedWeights<kFormat>, kRows>(task);
 }
 
 template <WeightFormat kFormat>

@@ -11,15 +11,22 @@
 
 namespace chairlift::CHAIRLIFT_ISA {
 
-// The rows and stripes of one tile in registers, which hold the integer sums, the float sums, weights and one
-// activation. Each activation is loaded once for all stripes, and each weight once for all rows.
-constexpr int kBlockRows = 4;
+// The rows and vectors of one tile, whose sums fill the registers beside the weights and one activation. Each activation
+// is loaded once for all vectors, and each weight once for all rows.
+constexpr int kBlockRows = kLanes == 16 ? 4 : 6;
 constexpr int kTileStripes = kLanes == 16 ? 3 : 1;
+constexpr int kStripeVectors = kStripe / kLanes;
 
-template <int kRows, int kStripes>
+template <int kRows, int kVectors>
 struct Sums {
-  F of[kStripes][kRows];
+  F of[kVectors][kRows];
 };
+
+// The elements of vector v of consecutive stripes. stripes: those of the first stripe.
+template <typename Element>
+static inline const Element* vector_of(const uint8_t* stripes, int64_t stripe_bytes, int v) {
+  return reinterpret_cast<const Element*>(stripes + v / kStripeVectors * stripe_bytes) + v % kStripeVectors * kLanes;
+}
 
 static inline I broadcast4(const void* p) {
   int32_t four;
@@ -42,10 +49,10 @@ struct Ahead {
 };
 
 // Prefetches the outputs of a task before the product, because another core may have used them last.
-template <int kRows, int kStripes>
+template <int kRows, int kVectors>
 static inline void prefetch_outputs(const StripeTask& task) {
   for (int m = 0; m < kRows; ++m)
-    for (int s = 0; s < kStripes; ++s) __builtin_prefetch(task.out + m * task.out_stride + s * kStripe, 1);
+    for (int v = 0; v < kVectors; v += kStripeVectors) __builtin_prefetch(task.out + m * task.out_stride + v * kLanes, 1);
 }
 
 // The places of activations in the layout `bytes`: the distances of rows and of quads.
@@ -53,49 +60,38 @@ struct Interleaved {
   static constexpr int64_t kRow = 4, kQuad = kBlockRows * 4;
 };
 
-// kIsSmall: whether weights are below 128.
-template <typename Layout = Interleaved, bool kIsSmall = false, int kStripes, int kRows>
-static inline void dot(I (&acc)[kStripes][kRows], const I (&weights)[kStripes], const int8_t* quad) {
-#pragma GCC unroll 16
-  for (int m = 0; m < kRows; ++m) {
-    const I x = broadcast4(quad + Layout::kRow * m);
-#pragma GCC unroll 4
-    for (int s = 0; s < kStripes; ++s)
-      acc[s][m] = kIsSmall ? dot_u7s8(acc[s][m], weights[s], x) : dot_u8s8(acc[s][m], weights[s], x);
-  }
-}
-
-template <int kStripes, int kRows>
-static inline void start(I (&acc)[kStripes][kRows], const int32_t* correction) {
-#pragma GCC unroll 16
-  for (int m = 0; m < kRows; ++m)
-#pragma GCC unroll 4
-    for (int s = 0; s < kStripes; ++s) acc[s][m] = iset1(correction[m]);
-}
+// Sums of products with int8 weights start at the correction of their row, if the offset of the weights is in them.
+static inline I start_of_row(int32_t correction) { return kWeightOffset ? iset1(correction) : izero(); }
 
 // Adds the products of one group of inputs in bytes.
-template <typename Layout = Interleaved, int kRows, int kStripes>
-static inline void dot_bytes(const StripeTask& task, const uint8_t* w, const int8_t* x, I (&acc)[kStripes][kRows]) {
+template <typename Layout = Interleaved, int kRows, int kVectors>
+static inline void dot_bytes(const StripeTask& task, const uint8_t* w, const int8_t* x, I (&acc)[kVectors][kRows]) {
 #pragma GCC unroll 8
   for (int64_t k = 0; k < kGroup; k += 4, w += kStripe * 4, x += Layout::kQuad) {
-    I weights[kStripes];
+    I weights[kVectors];
 #pragma GCC unroll 4
-    for (int s = 0; s < kStripes; ++s) weights[s] = iload(w + s * task.stripe_bytes);
-    dot<Layout>(acc, weights, x);
+    for (int v = 0; v < kVectors; ++v) weights[v] = weight_bytes(iload(vector_of<int32_t>(w, task.stripe_bytes, v)));
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) {
+      const I four = broadcast4(x + Layout::kRow * m);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) acc[v][m] = dot_weights(acc[v][m], weights[v], four);
+    }
   }
 }
 
 // Computes the sums of the multiples of 128 of the outliers of row m. w: the weights of the first stripe.
-template <int kStripes>
+template <int kVectors>
 static inline void sum_outliers(const StripeTask& task, const ActivationBlock& block, const uint8_t* w, int m,
-                                I (&acc)[kStripes]) {
+                                I (&acc)[kVectors]) {
   const StoredOutliers outliers(block.outlier_lists + m * outlier_list_ints(task.padded_inputs), task.padded_inputs);
-  for (int s = 0; s < kStripes; ++s) acc[s] = iset1(static_cast<const int32_t*>(block.sum)[m]);
+  for (int v = 0; v < kVectors; ++v) acc[v] = start_of_row(static_cast<const int32_t*>(block.sum)[m]);
   for (int32_t i = 0; i < outliers.count; ++i) {
     const I quad = iset1(static_cast<int32_t>(outliers.values[i]));
     const uint8_t* const at = w + outliers.entries[i] * (kStripe * 4);
 #pragma GCC unroll 4
-    for (int s = 0; s < kStripes; ++s) acc[s] = dot_u8s8(acc[s], iload(at + s * task.stripe_bytes), quad);
+    for (int v = 0; v < kVectors; ++v)
+      acc[v] = dot_weights(acc[v], weight_bytes(iload(vector_of<int32_t>(at, task.stripe_bytes, v))), quad);
   }
 }
 
@@ -104,22 +100,24 @@ static inline F scale_sum(I outliers, I rest, float scale) {
   return mul(fma(to_float(outliers), set1(128.0f), to_float(rest)), set1(scale));
 }
 
-template <int kRows, int kStripes>
-static inline void multiply_int8(const StripeTask& task, int column, Ahead& ahead, Sums<kRows, kStripes>& y) {
-  const uint8_t* w = task.stripe + column * 4;
+template <int kRows, int kVectors>
+static inline void multiply_int8(const StripeTask& task, Ahead& ahead, Sums<kRows, kVectors>& y) {
   const int8_t* x = static_cast<const int8_t*>(task.block().values);
-  I acc[kStripes][kRows];
-  start(acc, task.block().correction);
+  I acc[kVectors][kRows];
+#pragma GCC unroll 16
+  for (int m = 0; m < kRows; ++m)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) acc[v][m] = start_of_row(task.block().correction[m]);
   for (int64_t k = 0; k < task.padded_inputs; k += kGroup) {
     ahead.prefetch_part();
-    dot_bytes(task, w + k * kStripe, x + k * kBlockRows, acc);
+    dot_bytes(task, task.stripe + k * kStripe, x + k * kBlockRows, acc);
   }
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m) {
-    I outliers[kStripes];
-    sum_outliers(task, task.block(), w, m, outliers);
+    I outliers[kVectors];
+    sum_outliers(task, task.block(), task.stripe, m, outliers);
 #pragma GCC unroll 4
-    for (int s = 0; s < kStripes; ++s) y.of[s][m] = scale_sum(outliers[s], acc[s][m], task.block().scale[m]);
+    for (int v = 0; v < kVectors; ++v) y.of[v][m] = scale_sum(outliers[v], acc[v][m], task.block().scale[m]);
   }
 }
 
@@ -127,63 +125,61 @@ static inline F load_weights(const float* p) { return load(p); }
 static inline F load_weights(const uint16_t* p) { return load_f16(p); }
 
 // Adds the products of one input.
-template <int kRows, int kStripes>
-static inline void add_products(const F (&weights)[kStripes], const float* x, Sums<kRows, kStripes>& y) {
+template <int kRows, int kVectors>
+static inline void add_products(const F (&weights)[kVectors], const float* x, Sums<kRows, kVectors>& y) {
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m) {
     const F value = set1(x[m]);
 #pragma GCC unroll 4
-    for (int s = 0; s < kStripes; ++s) y.of[s][m] = fma(weights[s], value, y.of[s][m]);
+    for (int v = 0; v < kVectors; ++v) hold(y.of[v][m] = fma(weights[v], value, y.of[v][m]));
   }
 }
 
-template <typename Weight, int kRows, int kStripes>
-static inline void multiply_floats(const StripeTask& task, int column, Ahead& ahead, Sums<kRows, kStripes>& y) {
-  const uint8_t* w = task.stripe + column * sizeof(Weight);
+template <typename Weight, int kRows, int kVectors>
+static inline void multiply_floats(const StripeTask& task, Ahead& ahead, Sums<kRows, kVectors>& y) {
+  const uint8_t* w = task.stripe;
   const float* x = static_cast<const float*>(task.block().values);
   for (int64_t k = 0; k < task.padded_inputs; ++k, w += kStripe * sizeof(Weight), x += kBlockRows) {
     if (k % kGroup == 0) ahead.prefetch_part();
-    F weights[kStripes];
+    F weights[kVectors];
 #pragma GCC unroll 4
-    for (int s = 0; s < kStripes; ++s)
-      weights[s] = load_weights(reinterpret_cast<const Weight*>(w + s * task.stripe_bytes));
+    for (int v = 0; v < kVectors; ++v) weights[v] = load_weights(vector_of<Weight>(w, task.stripe_bytes, v));
     add_products(weights, x, y);
   }
 }
 
-template <int kRows, int kStripes>
-static inline void multiply_f8(const StripeTask& task, int column, Ahead& ahead, Sums<kRows, kStripes>& y) {
-  const uint8_t* w = task.stripe + column;
-  const auto* scale = reinterpret_cast<const float*>(task.stripe + task.padded_inputs * kStripe) + column;
+template <int kRows, int kVectors>
+static inline void multiply_f8(const StripeTask& task, Ahead& ahead, Sums<kRows, kVectors>& y) {
+  const uint8_t *w = task.stripe, *scale = task.stripe + task.padded_inputs * kStripe;
   const float* x = static_cast<const float*>(task.block().values);
-  F scales[kStripes];
+  F scales[kVectors];
   for (int64_t k = 0; k < task.padded_inputs; ++k, w += kStripe, x += kBlockRows) {
     if (k % kGroup == 0) ahead.prefetch_part();
     if (k % kFloatGroup == 0) {
 #pragma GCC unroll 4
-      for (int s = 0; s < kStripes; ++s)
-        scales[s] = load(reinterpret_cast<const float*>(reinterpret_cast<const uint8_t*>(scale) + s * task.stripe_bytes));
-      scale += kStripe;
+      for (int v = 0; v < kVectors; ++v) scales[v] = load(vector_of<float>(scale, task.stripe_bytes, v));
+      scale += kStripe * 4;
     }
-    F weights[kStripes];
+    F weights[kVectors];
 #pragma GCC unroll 4
-    for (int s = 0; s < kStripes; ++s) weights[s] = mul(load_e4m3(w + s * task.stripe_bytes), scales[s]);
+    for (int v = 0; v < kVectors; ++v)
+      weights[v] = mul(load_e4m3(vector_of<uint8_t>(w, task.stripe_bytes, v)), scales[v]);
     add_products(weights, x, y);
   }
 }
 
-template <int kRows, int kStripes>
-static inline void multiply_bf16(const StripeTask& task, int column, Ahead& ahead, Sums<kRows, kStripes>& y) {
-  const uint8_t* w = task.stripe + column * 4;
+template <int kRows, int kVectors>
+static inline void multiply_bf16(const StripeTask& task, Ahead& ahead, Sums<kRows, kVectors>& y) {
+  const uint8_t* w = task.stripe;
   const float* x = static_cast<const float*>(task.block().values);
   for (int64_t k = 0; k < task.padded_inputs; k += 2, w += kStripe * 4, x += 2 * kBlockRows) {
     if (k % kGroup == 0) ahead.prefetch_part();
-    F even[kStripes], odd[kStripes];
+    F even[kVectors], odd[kVectors];
 #pragma GCC unroll 4
-    for (int s = 0; s < kStripes; ++s) {
-      const I pairs = iload(w + s * task.stripe_bytes);
-      even[s] = even_bf16(pairs);
-      odd[s] = odd_bf16(pairs);
+    for (int v = 0; v < kVectors; ++v) {
+      const I pairs = iload(vector_of<int32_t>(w, task.stripe_bytes, v));
+      even[v] = even_bf16(pairs);
+      odd[v] = odd_bf16(pairs);
     }
     add_products(even, x, y);
     add_products(odd, x + kBlockRows, y);
@@ -207,51 +203,45 @@ static inline void put(const StripeTask& task, int row, int column, F y) {
   }
 }
 
-template <WeightFormat kFormat, int kRows, int kStripes>
-static inline void finish(const StripeTask& task, int column, const Sums<kRows, kStripes>& y) {
+template <WeightFormat kFormat, int kRows, int kVectors>
+static inline void finish(const StripeTask& task, const Sums<kRows, kVectors>& y) {
+  const uint8_t* const scales = task.stripe + task.padded_inputs * kStripe;
 #pragma GCC unroll 4
-  for (int s = 0; s < kStripes; ++s) {
+  for (int v = 0; v < kVectors; ++v) {
     F scale = set1(1.0f);
-    if constexpr (kFormat == WeightFormat::int8)
-      scale = load(reinterpret_cast<const float*>(task.stripe + s * task.stripe_bytes + task.padded_inputs * kStripe) +
-                   column);
+    if constexpr (kFormat == WeightFormat::int8) scale = load(vector_of<float>(scales, task.stripe_bytes, v));
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m)
-      put(task, m, s * kStripe + column, kFormat == WeightFormat::int8 ? mul(y.of[s][m], scale) : y.of[s][m]);
+      put(task, m, v * kLanes, kFormat == WeightFormat::int8 ? mul(y.of[v][m], scale) : y.of[v][m]);
   }
 }
 
-template <WeightFormat kFormat, int kRows, int kStripes>
+template <WeightFormat kFormat, int kRows, int kVectors>
 static void multiply_tile(const StripeTask& task) {
   Ahead ahead(task);
-  prefetch_outputs<kRows, kStripes>(task);
-  for (int column = 0; column < kStripe; column += kLanes) {
-    Sums<kRows, kStripes> y;
-    for (int s = 0; s < kStripes; ++s)
-      for (int m = 0; m < kRows; ++m) y.of[s][m] = zero();
-    if constexpr (kFormat == WeightFormat::int8) multiply_int8(task, column, ahead, y);
-    if constexpr (kFormat == WeightFormat::f8_e4m3) multiply_f8(task, column, ahead, y);
-    if constexpr (kFormat == WeightFormat::bf16) multiply_bf16(task, column, ahead, y);
-    if constexpr (kFormat == WeightFormat::f16) multiply_floats<uint16_t>(task, column, ahead, y);
-    if constexpr (kFormat == WeightFormat::f32) multiply_floats<float>(task, column, ahead, y);
-    finish<kFormat>(task, column, y);
-  }
+  prefetch_outputs<kRows, kVectors>(task);
+  Sums<kRows, kVectors> y;
+  for (int v = 0; v < kVectors; ++v)
+    for (int m = 0; m < kRows; ++m) y.of[v][m] = zero();
+  if constexpr (kFormat == WeightFormat::int8) multiply_int8(task, ahead, y);
+  if constexpr (kFormat == WeightFormat::f8_e4m3) multiply_f8(task, ahead, y);
+  if constexpr (kFormat == WeightFormat::bf16) multiply_bf16(task, ahead, y);
+  if constexpr (kFormat == WeightFormat::f16) multiply_floats<uint16_t>(task, ahead, y);
+  if constexpr (kFormat == WeightFormat::f32) multiply_floats<float>(task, ahead, y);
+  finish<kFormat>(task, y);
 }
 
-template <WeightFormat kFormat, int kStripes>
-static inline void multiply_stripes(const StripeTask& task) {
-  switch (task.num_rows) {
-    case 1: return multiply_tile<kFormat, 1, kStripes>(task);
-    case 2: return multiply_tile<kFormat, 2, kStripes>(task);
-    case 3: return multiply_tile<kFormat, 3, kStripes>(task);
-    default: return multiply_tile<kFormat, 4, kStripes>(task);
-  }
+template <WeightFormat kFormat, int kVectors, int kRows = kBlockRows>
+static inline void multiply_rows(const StripeTask& task) {
+  if constexpr (kRows > 1)
+    if (task.num_rows < kRows) return multiply_rows<kFormat, kVectors, kRows - 1>(task);
+  multiply_tile<kFormat, kRows, kVectors>(task);
 }
 
 template <WeightFormat kFormat>
 static void multiply(const StripeTask& task) {
-  if (task.num_stripes == 1) return multiply_stripes<kFormat, 1>(task);
-  multiply_stripes<kFormat, kTileStripes>(task);
+  if (task.num_stripes == 1) return multiply_rows<kFormat, kStripeVectors>(task);
+  multiply_rows<kFormat, kTileStripes * kStripeVectors>(task);
 }
 
 }  // namespace chairlift::CHAIRLIFT_ISA

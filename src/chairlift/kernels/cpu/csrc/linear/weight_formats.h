@@ -97,6 +97,10 @@ constexpr uint8_t kMxfp4Codes[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14,
 constexpr const uint8_t* table_of(WeightFormat format) {
   return format == WeightFormat::mxfp4 ? kMxfp4Codes : kIq4Codes;
 }
+constexpr int largest_code(WeightFormat format) {
+  if (has_table(format)) return format == WeightFormat::mxfp4 ? 28 : 241;
+  return (1 << (group_format(format).low_bits + group_format(format).high_bits)) - 1;
+}
 
 // The place of the bits of quad q (inputs 4q to 4q + 3 of a group, a byte each) among the planes of a group that have
 // this number of bits of each input. A plane is [16 rows][4 bytes].

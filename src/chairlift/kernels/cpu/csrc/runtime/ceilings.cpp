@@ -51,7 +51,7 @@ double loop_rate(Loop loop, int64_t operations, double seconds) {
 double measure_products(const std::string& unit, double seconds) {
   for (const ProductLoop& loop : isa().ceilings.products)
     if (unit == loop.unit) return loop.run ? loop_rate(loop.run, loop.operations, seconds) : 0;
-  throw std::invalid_argument("unit must be one of dot_u8s8, dot_u7s8, fma, tile_s8, tile_bf16, dot_bf16, got '" + unit + "'");
+  throw std::invalid_argument("unit must be one of dot_s8s8, dot_u4s8, fma, tile_s8, tile_bf16, dot_bf16, got '" + unit + "'");
 }
 
 double measure_barrier(double seconds) {

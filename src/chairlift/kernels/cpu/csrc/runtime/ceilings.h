@@ -23,8 +23,9 @@ constexpr int64_t kReadStride = 512;
 
 // Each runs for about `seconds` on all threads of the pool and returns the best sample, so that a thread that starts
 // late does not lower the result.
-// unit: dot_u8s8 (products of bytes, and their sums), dot_u7s8 (the same with unsigned bytes below 128), fma (float32),
-// tile_s8 and tile_bf16 (the same with tiles), dot_bf16 (AVX-512 BF16). Returns operations/s, or 0 where the instruction set has no such products.
+// unit: dot_s8s8 (products of bytes, and their sums), dot_u4s8 (the same with codes of four bits), fma (float32), tile_s8 and
+// tile_bf16 (the same with tiles), dot_bf16 (AVX-512 BF16). Returns operations/s, or 0 where the instruction set has no such
+// products.
 // Throws std::invalid_argument for another unit.
 double measure_products(const std::string& unit, double seconds);
 

@@ -24,8 +24,9 @@ static inline int32_t keep(I (&sums)[kCount]) {
   return lanes[0];
 }
 
-template <typename Dot>
-static inline int32_t dot_rounds(int64_t rounds, Dot dot) {
+// add: adds products of `bytes`, which it touches, to the sums.
+template <typename Add>
+static inline int32_t dot_rounds(int64_t rounds, Add add) {
   I sums[kChains], factors[kChains], bytes = iset1(0x04030201);
 #pragma GCC unroll 16
   for (int i = 0; i < kChains; ++i) {
@@ -33,20 +34,35 @@ static inline int32_t dot_rounds(int64_t rounds, Dot dot) {
     factors[i] = iset1(0x01010101 * (i + 1));
   }
 #pragma GCC unroll 4
-  for (int64_t round = 0; round < rounds; ++round) {
-    touch(bytes);
-#pragma GCC unroll 16
-    for (int i = 0; i < kChains; ++i) sums[i] = dot(sums[i], bytes, factors[i]);
-  }
+  for (int64_t round = 0; round < rounds; ++round) add(sums, bytes, factors);
   return keep(sums);
 }
 
-static int32_t dot_u8s8_rounds(int64_t rounds) {
-  return dot_rounds(rounds, [](I sum, I bytes, I factors) { return dot_u8s8(sum, bytes, factors); });
+static int32_t dot_s8s8_rounds(int64_t rounds) {
+  return dot_rounds(rounds, [](I (&sums)[kChains], I& bytes, const I (&factors)[kChains]) {
+    touch(bytes);
+    const I weights = weight_bytes(bytes);
+#pragma GCC unroll 16
+    for (int i = 0; i < kChains; ++i) sums[i] = dot_weights(sums[i], weights, factors[i]);
+  });
 }
 
-static int32_t dot_u7s8_rounds(int64_t rounds) {
-  return dot_rounds(rounds, [](I sum, I bytes, I factors) { return dot_u7s8(sum, bytes, factors); });
+constexpr int kCodeQuads = quads_at_once(15);
+
+static int32_t dot_u4s8_rounds(int64_t rounds) {
+  return dot_rounds(rounds, [](I (&sums)[kChains], I& bytes, const I (&factors)[kChains]) {
+    I of_codes[kChains];
+#pragma GCC unroll 16
+    for (int i = 0; i < kChains; ++i) of_codes[i] = begin_sum(sums[i]);
+#pragma GCC unroll 8
+    for (int quad = 0; quad < kCodeQuads; ++quad) {
+      touch(bytes);
+#pragma GCC unroll 16
+      for (int i = 0; i < kChains; ++i) of_codes[i] = add_codes(of_codes[i], bytes, factors[i]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kChains; ++i) sums[i] = end_sum(sums[i], of_codes[i]);
+  });
 }
 
 // Converges to 2, far from infinities and denormals.
@@ -85,8 +101,8 @@ static int32_t read_bytes(const uint8_t* data, int64_t num_bytes) {
 
 static constexpr CeilingLoops ceiling_loops() {
   constexpr int64_t kDot = kChains * kLanes * 4 * 2, kFma = kChains * kLanes * 2;
-  return {{{"dot_u8s8", kDot, dot_u8s8_rounds},
-           {"dot_u7s8", kDot, dot_u7s8_rounds},
+  return {{{"dot_s8s8", kDot, dot_s8s8_rounds},
+           {"dot_u4s8", kDot * kCodeQuads, dot_u4s8_rounds},
            {"fma", kFma, fma_rounds},
            {"tile_s8", 0, nullptr},
            {"tile_bf16", 0, nullptr},

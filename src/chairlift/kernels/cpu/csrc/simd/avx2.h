@@ -18,6 +18,12 @@ static inline __m256i first_lanes(int n) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(kLaneMasks + 8 - n));
 }
 
+// Keeps x in a register: compilers would load it again, or reorder sums so that their terms do not fit the registers.
+template <typename Vector>
+static inline void hold(Vector& x) {
+  __asm__("" : "+x"(x));
+}
+
 static inline F zero() { return _mm256_setzero_ps(); }
 static inline F set1(float x) { return _mm256_set1_ps(x); }
 static inline F load(const float* p) { return _mm256_loadu_ps(p); }
@@ -124,6 +130,7 @@ static inline void istore(void* p, I x) { _mm256_storeu_si256(static_cast<__m256
 static inline I iadd(I a, I b) { return _mm256_add_epi32(a, b); }
 static inline I iand(I a, I b) { return _mm256_and_si256(a, b); }
 static inline I ior(I a, I b) { return _mm256_or_si256(a, b); }
+static inline I ixor(I a, I b) { return _mm256_xor_si256(a, b); }
 static inline I shift_left(I x, int n) { return _mm256_slli_epi32(x, n); }
 static inline I shift_right(I x, int n) { return _mm256_srli_epi32(x, n); }
 static inline I ibytes(uint8_t x) { return _mm256_set1_epi8(static_cast<char>(x)); }
@@ -163,21 +170,18 @@ static inline F round_even(F x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEARES
 
 #ifdef CHAIRLIFT_VNNI
 static inline I dot_u8s8(I acc, I u, I s) { return _mm256_dpbusd_avx_epi32(acc, u, s); }
-static inline I dot_u7s8(I acc, I u, I s) { return dot_u8s8(acc, u, s); }
 #else
-// maddubs adds pairs in 16 bits, which is exact for unsigned bytes up to 127. Larger ones are divided into two halves.
-static inline I dot_u7s8(I acc, I u, I s) {
-  const I pairs = _mm256_maddubs_epi16(u, s);
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-}
-static inline I dot_u8s8(I acc, I u, I s) {
-  const I low = _mm256_maddubs_epi16(low_nibbles(u), s);
-  const I high = _mm256_maddubs_epi16(high_nibbles(u), s);
-  acc = _mm256_add_epi32(acc, _mm256_madd_epi16(low, _mm256_set1_epi16(1)));
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(high, _mm256_set1_epi16(16)));
-}
+#define CHAIRLIFT_PAIRS
+static inline I abs_s8(I x) { return _mm256_abs_epi8(x); }
+// x times the sign of w, byte by byte, except where w is 0.
+static inline I with_sign(I x, I w) { return _mm256_sign_epi8(x, w); }
+// The sums of two products of unsigned and signed bytes each, in 16 bits; their sums; and the sums of two of them each.
+static inline I pairs_u8s8(I u, I s) { return _mm256_maddubs_epi16(u, s); }
+static inline I add_pairs(I a, I b) { return _mm256_add_epi16(a, b); }
+static inline I sum_pairs(I x) { return _mm256_madd_epi16(x, _mm256_set1_epi16(1)); }
 #endif
 
 }  // namespace chairlift::CHAIRLIFT_ISA
 
+#include "simd/byte_products.h"
 #include "simd/common.h"

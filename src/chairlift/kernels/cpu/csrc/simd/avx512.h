@@ -14,6 +14,12 @@ constexpr int kLanes = 16;
 
 static inline M first_lanes(int n) { return static_cast<M>((1u << n) - 1u); }
 
+// Keeps x in a register: compilers would load it again, or reorder sums so that their terms do not fit the registers.
+template <typename Vector>
+static inline void hold(Vector& x) {
+  __asm__("" : "+v"(x));
+}
+
 static inline F zero() { return _mm512_setzero_ps(); }
 static inline F set1(float x) { return _mm512_set1_ps(x); }
 static inline F load(const float* p) { return _mm512_loadu_ps(p); }
@@ -128,6 +134,7 @@ static inline I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
 static inline I isub_bytes(I a, I b) { return _mm512_sub_epi8(a, b); }
 static inline I iand(I a, I b) { return _mm512_and_si512(a, b); }
 static inline I ior(I a, I b) { return _mm512_or_si512(a, b); }
+static inline I ixor(I a, I b) { return _mm512_xor_si512(a, b); }
 static inline I shift_left(I x, int n) { return _mm512_slli_epi32(x, static_cast<unsigned>(n)); }
 static inline I shift_right(I x, int n) { return _mm512_srli_epi32(x, static_cast<unsigned>(n)); }
 static inline I ibytes(uint8_t x) { return _mm512_set1_epi8(static_cast<char>(x)); }
@@ -160,21 +167,18 @@ static inline F round_even(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_N
 
 #ifdef CHAIRLIFT_VNNI
 static inline I dot_u8s8(I acc, I u, I s) { return _mm512_dpbusd_epi32(acc, u, s); }
-static inline I dot_u7s8(I acc, I u, I s) { return dot_u8s8(acc, u, s); }
 #else
-// maddubs adds pairs in 16 bits, which is exact for unsigned bytes up to 127. Larger ones are divided into two halves.
-static inline I dot_u7s8(I acc, I u, I s) {
-  const I pairs = _mm512_maddubs_epi16(u, s);
-  return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
-}
-static inline I dot_u8s8(I acc, I u, I s) {
-  const I low = _mm512_maddubs_epi16(low_nibbles(u), s);
-  const I high = _mm512_maddubs_epi16(high_nibbles(u), s);
-  acc = _mm512_add_epi32(acc, _mm512_madd_epi16(low, _mm512_set1_epi16(1)));
-  return _mm512_add_epi32(acc, _mm512_madd_epi16(high, _mm512_set1_epi16(16)));
-}
+#define CHAIRLIFT_PAIRS
+static inline I abs_s8(I x) { return _mm512_abs_epi8(x); }
+// x times the sign of w, byte by byte, except where w is 0.
+static inline I with_sign(I x, I w) { return _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x); }
+// The sums of two products of unsigned and signed bytes each, in 16 bits; their sums; and the sums of two of them each.
+static inline I pairs_u8s8(I u, I s) { return _mm512_maddubs_epi16(u, s); }
+static inline I add_pairs(I a, I b) { return _mm512_add_epi16(a, b); }
+static inline I sum_pairs(I x) { return _mm512_madd_epi16(x, _mm512_set1_epi16(1)); }
 #endif
 
 }  // namespace chairlift::CHAIRLIFT_ISA
 
+#include "simd/byte_products.h"
 #include "simd/common.h"

@@ -92,6 +92,10 @@ static inline FloatPart round_part(FloatPart x) {
   return floats_of(bits_of(x) & 0x7fffffff) < 0x1p23f ? rounded : x;
 }
 
+// Keeps x in a register, where a header of an instruction set does.
+template <typename Vector>
+static inline void hold(Vector&) {}
+
 static inline F zero() { return {}; }
 static inline F set1(float x) {
   return parts<F>([=](int) { return all_of(x); });
@@ -328,9 +332,8 @@ static inline I dot_u8s8(I acc, I u, I s) {
     return add_pairs(sum, reinterpret_cast<ShortPart>(odd), signs >> 8);
   });
 }
-// The same for unsigned bytes up to 127.
-static inline I dot_u7s8(I acc, I u, I s) { return dot_u8s8(acc, u, s); }
 
 }  // namespace chairlift::CHAIRLIFT_ISA
 
+#include "simd/byte_products.h"
 #include "simd/common.h"
