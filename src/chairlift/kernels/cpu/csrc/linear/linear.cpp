@@ -116,8 +116,8 @@ struct Linear::Activations {
   int64_t scratch_row_bytes() const { return row_bytes + kTileRowBytes; }
 
   // Copies `count` inputs of rows of a block, from input `first` on, to their places. The rows are in the type of the
-  // layout, `stride` bytes apart. first_row: a multiple of four. Rows of words are copied by four, of which the last may be
-  // behind num_rows.
+  // layout, `stride` bytes apart. first_row: an even number. Rows of words are copied by two or four, of which the last may
+  // be behind num_rows.
   void place(const uint8_t* from, int64_t stride, int64_t first_row, int64_t num_rows, int64_t first, int64_t count) const {
     const int64_t row = first_row % kernel.block_rows, start = first * value_bytes, end = start + count * value_bytes;
     uint8_t* const values = data + first_row / kernel.block_rows * block_bytes;

@@ -320,18 +320,18 @@ static void quantize_row(const float* y, int64_t padded_inputs, int8_t* steps, c
 
 typedef int32_t FourWords __attribute__((vector_size(16)));
 
-// Copies four words of each row to four lines of a block, `step` bytes apart. kBytes: of a line, for four rows or two.
-template <int kBytes>
+// Copies four words of kRows rows, which are two or four, to four lines of a block, `step` bytes apart.
+template <int kRows>
 static inline void transpose_words(const uint8_t* rows, int64_t row_bytes, int64_t step, uint8_t* lines) {
   FourWords of[4] = {};
-  for (int r = 0; r < kBytes / 4; ++r) __builtin_memcpy(&of[r], rows + r * row_bytes, 16);
+  for (int r = 0; r < kRows; ++r) __builtin_memcpy(&of[r], rows + r * row_bytes, 16);
   const FourWords a = __builtin_shufflevector(of[0], of[1], 0, 4, 1, 5), b = __builtin_shufflevector(of[2], of[3], 0, 4, 1, 5);
   const FourWords c = __builtin_shufflevector(of[0], of[1], 2, 6, 3, 7), d = __builtin_shufflevector(of[2], of[3], 2, 6, 3, 7);
   of[0] = __builtin_shufflevector(a, b, 0, 1, 4, 5);
   of[1] = __builtin_shufflevector(a, b, 2, 3, 6, 7);
   of[2] = __builtin_shufflevector(c, d, 0, 1, 4, 5);
   of[3] = __builtin_shufflevector(c, d, 2, 3, 6, 7);
-  for (int i = 0; i < 4; ++i) __builtin_memcpy(lines + i * step, &of[i], kBytes);
+  for (int i = 0; i < 4; ++i) __builtin_memcpy(lines + i * step, &of[i], 4 * kRows);
 }
 
 static void interleave_words(const uint8_t* rows, int64_t row_bytes, int num_rows, int64_t num_words, int block_rows,
@@ -339,8 +339,8 @@ static void interleave_words(const uint8_t* rows, int64_t row_bytes, int num_row
   const int64_t step = block_rows * int64_t{4};
   for (int64_t k = 0; k < num_words; k += 4, rows += 16, values += 4 * step)
     for (int r = 0; r < num_rows; r += 4) {
-      if (block_rows - r == 2) transpose_words<8>(rows + r * row_bytes, row_bytes, step, values + 4 * r);
-      else transpose_words<16>(rows + r * row_bytes, row_bytes, step, values + 4 * r);
+      if (num_rows - r <= 2) transpose_words<2>(rows + r * row_bytes, row_bytes, step, values + 4 * r);
+      else transpose_words<4>(rows + r * row_bytes, row_bytes, step, values + 4 * r);
     }
 }
 

@@ -195,8 +195,8 @@ struct LinearTiles {
   // Quantizes y [padded_inputs] to one byte of `steps` per input, with scales for groups or one for the row.
   void (*quantize_groups)(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target);
   void (*quantize_row)(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target);
-  // Copies words of rows, row_bytes apart, to `values`, the place of the first one in a block. Both numbers are multiples of
-  // four, or num_rows is rounded up to one.
+  // Copies words of rows, row_bytes apart, to `values`, the place of the first one in a block. num_words: a multiple of four.
+  // num_rows: rounded up to an even number, and from three to a multiple of four.
   void (*interleave_words)(const uint8_t* rows, int64_t row_bytes, int num_rows, int64_t num_words, int block_rows,
                            uint8_t* values);
   // Products with the same bits for calls with many rows, or kernels without functions. A layer uses them if all of its

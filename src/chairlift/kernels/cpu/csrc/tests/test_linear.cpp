@@ -331,6 +331,8 @@ void check_feeds(Random& random, const std::vector<WeightFormat>& formats) {
   // Two tiles of 19 blocks of four rows, so that the second one starts in the middle of a block of eight rows.
   Pool::get().set_num_threads(3);
   if (!among(formats, {W::q4_0, W::bf16}).empty()) check_feed({W::q4_0, W::bf16, Prologue::silu_and_mul, 150, 2048, false}, random);
+  // Tiles of blocks of 32 rows on emulated tiles, which start in the middle of a block of six rows.
+  if (!among(formats, {W::bf16}).empty()) check_feed({W::bf16, W::f32, Prologue::silu_and_mul, 150, 2048, false}, random);
   const Linear odd({random_matrix(WeightFormat::f32, 40, 8, random)}, {}, Prologue::none, {}, {}, 0);
   const Linear gated({random_matrix(WeightFormat::f32, 8, 20, random)}, {}, Prologue::silu_and_mul, {}, {}, 0);
   CHECK(!odd.can_feed(gated));  // 20 outputs of the gate are not whole stripes
