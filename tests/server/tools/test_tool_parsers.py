@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,13 @@ from chairlift.server.tools.answer_formats import (
     reasoning_format,
     tool_call_format,
 )
-from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
+from chairlift.server.tools.answer_parser import (
+    CHARACTERS_PER_FEED,
+    AnswerParser,
+    DeltaMessage,
+    NamedToolParser,
+    PlainTextParser,
+)
 from chairlift.server.tools.harmony_parser import HarmonyParser
 from chairlift.server.tools.reasoning_parser import AnswerTagParser, ReasoningParser
 from chairlift.server.tools.tool_parser import ToolParser
@@ -320,6 +327,34 @@ def test_a_call_in_reasoning_that_is_not_closed_belongs_to_the_answer(
         form = Reasoning("<think>", "</think>", is_inside=True)
         parser = ReasoningParser(form, tool_parser("hermes"), ("<tool_call>",))
         assert read(parser, parts, is_complete) == expected
+
+
+def undecided_parser(rest: AnswerParser) -> ReasoningParser:
+    """A parser that holds back all text as what may be a call."""
+    parser = ReasoningParser(Reasoning("<think>", "</think>", is_inside=True), lambda: rest, ("<tool_call>",))
+    parser.feed("Hm.<tool_call>" + "x" * 1_000_000)
+    return parser
+
+
+def test_text_that_is_held_back_is_not_copied_for_each_token() -> None:
+    parser = undecided_parser(PlainTextParser())
+    tracemalloc.start()
+    parser.feed("abcd")
+    assert tracemalloc.get_traced_memory()[1] < 100_000
+    tracemalloc.stop()
+
+
+def test_text_that_was_held_back_is_parsed_in_parts() -> None:
+    sizes: list[int] = []
+
+    class Rest(PlainTextParser):
+        def feed(self, text: str) -> DeltaMessage:
+            sizes.append(len(text))
+            return super().feed(text)
+
+    undecided_parser(Rest()).finish(is_complete=True)
+    assert sum(sizes) == 1_000_000 + len("<tool_call>")
+    assert max(sizes) == CHARACTERS_PER_FEED
 
 
 @pytest.mark.parametrize(

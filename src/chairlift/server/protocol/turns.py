@@ -81,22 +81,17 @@ def split_text(messages: list[Message]) -> list[Message]:
 
 
 def split_calls(messages: list[Message]) -> list[Message]:
-    """The messages with one call in each turn of the assistant, followed by its result."""
-    turns: list[Message] = []
+    """The messages with one call in each turn of the assistant, followed by its results before the user's next turn."""
+    groups: list[list[Message]] = []
+    groups_of_calls: dict[Any, list[Message]] = {}
     for message in messages:
+        if message["role"] == "tool" and (group := groups_of_calls.get(message.get("tool_call_id"))):
+            group.append(message)
+            continue
+        if message["role"] == "user":
+            groups_of_calls.clear()
         calls = message.get("tool_calls") or []
-        at = _position_of_result(turns, message) if message["role"] == "tool" else len(turns)
-        rest = [{"role": "assistant", "content": "", "tool_calls": [call]} for call in calls[1:]]
-        turns[at:at] = [{**message, "tool_calls": calls[:1]} if calls else message, *rest]
-    return turns
-
-
-def _position_of_result(turns: list[Message], result: Message) -> int:
-    """The position after the call since the last turn of the user, or the end if the call is not there."""
-    for position in range(len(turns), 0, -1):
-        calls = turns[position - 1].get("tool_calls") or ()
-        if any(call.get("id") == result.get("tool_call_id") for call in calls):
-            return position
-        if turns[position - 1]["role"] == "user":
-            break
-    return len(turns)
+        groups.append([{**message, "tool_calls": calls[:1]} if calls else message])
+        groups += [[{"role": "assistant", "content": "", "tool_calls": [call]}] for call in calls[1:]]
+        groups_of_calls |= zip((call.get("id") for call in calls), groups[len(groups) - len(calls) :], strict=True)
+    return [message for group in groups for message in group]

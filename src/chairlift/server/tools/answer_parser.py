@@ -52,13 +52,16 @@ class AnswerParser(ABC):
     """Splits the text of one answer while it arrives. The sum of the deltas does not depend on how the text is cut."""
 
     def read(self, answer: CompletionOutput) -> list[DeltaMessage]:
-        """Parse new output of the answer, and end it with the output. Long text is parsed in parts, because a parser
-        may scan the text that it holds repeatedly."""
-        starts = range(0, max(1, len(answer.text)), CHARACTERS_PER_FEED)
-        pieces = [self.feed(answer.text[start : start + CHARACTERS_PER_FEED]) for start in starts]
+        """Parse new output of the answer, and end it with the output."""
+        pieces = self.feed_parts(answer.text)
         if answer.finish_reason is not None:
             pieces.append(self.finish(answer.finish_reason == FinishReason.STOP))
         return pieces
+
+    def feed_parts(self, text: str) -> list[DeltaMessage]:
+        """Parse a long text in parts, because a parser may scan the text that it holds repeatedly."""
+        starts = range(0, max(1, len(text)), CHARACTERS_PER_FEED)
+        return [self.feed(text[start : start + CHARACTERS_PER_FEED]) for start in starts]
 
     @abstractmethod
     def feed(self, text: str) -> DeltaMessage:

@@ -22,14 +22,14 @@ class ReasoningParser(MarkerParser):
         super().__init__(self._after_opening if form.is_inside else self._before_opening)
         self._form, self._openings = form, openings
         self._rest = new_rest()
-        self._undecided = ""
+        self._undecided: list[str] = []
         self._may_open = form.is_inside
         self._label = form.label
 
     def finish(self, is_complete: bool = False) -> DeltaMessage:
-        held = self._undecided + self._take_held()
+        held = "".join(self._undecided) + self._take_held()
         if self._undecided and is_complete:
-            answer = DeltaMessage.joined([self._rest.feed(held.lstrip("\n")), self._rest.finish(is_complete)])
+            answer = DeltaMessage.joined([*self._rest.feed_parts(held.lstrip("\n")), self._rest.finish(is_complete)])
             return answer if answer.tool_calls else DeltaMessage(reasoning=held)
         if self._undecided or self._advance in (self._after_opening, self._in_reasoning):
             return DeltaMessage(reasoning=held)
@@ -75,17 +75,17 @@ class ReasoningParser(MarkerParser):
             return False
         self._advance = self._after_closing
         if marker != self._form.closing:
-            self._undecided, self._advance = text[len(reasoning) :] + marker, self._in_undecided
+            self._undecided, self._advance = [text[len(reasoning) :], marker], self._in_undecided
         return True
 
     def _in_undecided(self) -> bool:
         """Read text that begins like a call. It is reasoning if the closing tag follows."""
         text, closing = self._take_until((self._form.closing,))
-        self._undecided += text
+        self._undecided.append(text)
         if closing is None:
             return False
-        self._piece.reasoning += self._undecided.rstrip("\n")
-        self._undecided, self._advance = "", self._after_closing
+        self._piece.reasoning += "".join(self._undecided).rstrip("\n")
+        self._undecided, self._advance = [], self._after_closing
         return True
 
     def _after_closing(self) -> bool:

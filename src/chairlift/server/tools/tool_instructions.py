@@ -57,12 +57,12 @@ def complete_tool(tool: dict[str, Any]) -> dict[str, Any]:
     """The tool with the fields that some chat templates read of every tool: descriptions, parameters and one type."""
     function = tool["function"]
     parameters = {"type": "object", "properties": {}, **function.get("parameters", {})}
-    properties = parameters["properties"] if isinstance(parameters["properties"], dict) else {}
+    properties = {**parameters["properties"]} if isinstance(parameters["properties"], dict) else {}
     for name, part in properties.items():
         if isinstance(part, dict):
             kinds = part.get("type")
             kind = {"type": next((each for each in kinds if each != "null"), "null")} if isinstance(kinds, list) else {}
-            properties = {**properties, name: {"description": "", **part, **kind}}
+            properties[name] = {"description": "", **part, **kind}
     return {**tool, "function": {"description": "", **function, "parameters": {**parameters, "properties": properties}}}
 
 
