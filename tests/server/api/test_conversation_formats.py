@@ -9,10 +9,14 @@ from chat_planner import planner
 
 from call_templates import COHERE, DEEPSEEK_V3, DEEPSEEK_V31, HUNYUAN, PLAIN_LFM2, START
 from chairlift.errors import ConfigError, RequestError
+from chairlift.loading.text import template_sandbox
+from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.outputs import CompletionOutput
+from chairlift.server.preparation import conversation
 from chairlift.server.preparation.conversation import ChatPlan
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.tools.answer_parser import DeltaMessage
+from chat_templates import TEMPLATES
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": SCHEMA}}
@@ -179,3 +183,58 @@ def test_tools_are_completed_for_a_template_that_rejects_them() -> None:
     assert prompt(strict, tools=tools) == "Weather?fGg(astring)(bintegerB)h"
     with pytest.raises(RequestError, match="no attribute 'kind'"):
         prompt(strict.replace("v.type", "v.kind"), tools=tools)
+
+
+SYSTEM_FIRST = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system') }}{% endif %}"
+    "{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [TEMPLATES["llama31"], TEMPLATES["gpt_oss"], DEEPSEEK_V3 + "{# 'tool' #}"])
+def test_turns_that_are_combined_for_a_strict_template_keep_their_calls(template: str) -> None:
+    calls = [{"id": name, "function": {**FUNCTION, "arguments": f'{{"city": "{name}"}}'}} for name in ("Oslo", "Bern")]
+    calling = {"role": "assistant", "content": "Let me see.", "tool_calls": calls}
+    later = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "So?"}]
+    text = prompt(SYSTEM_FIRST + template, messages=[CONVERSATION[0], calling, *later])
+    assert all(part in text for part in ("Oslo", "Bern", "Be brief.\n\nSo?"))
+
+
+R1 = (
+    "{{ tools or '' }}"
+    "{% for m in messages %}{% if m.role == 'user' %}<｜User｜>{{ m.content }}{% elif m.role == 'tool' %}"
+    "<｜tool▁outputs▁begin｜>{{ m.content }}<｜tool▁outputs▁end｜>{% else %}{{ m.tool_calls }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt and messages[-1].role != 'tool' %}<｜Assistant｜>{% endif %}{# </think> #}"
+)
+
+
+def test_an_answer_after_a_result_is_reasoning_only_if_the_prompt_begins_a_turn() -> None:
+    assert parse_answer(plan(R1), "It is sunny.").content == "It is sunny."
+    assert parse_answer(plan(R1), "<think>Hm.</think>It is sunny.").reasoning == "Hm."
+    assert parse_answer(plan(R1, messages=CONVERSATION[:1]), "Hm.").reasoning == "Hm."
+    assert parse_answer(plan(R1.replace(" and messages[-1].role != 'tool'", "")), "Hm.").reasoning == "Hm."
+
+
+ENDLESS = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(("statement", "num_renders"), [("{{ raise_exception('no') }}", 4), (ENDLESS, 1)])
+def test_a_request_that_a_template_rejects_is_rendered_a_few_times(
+    statement: str, num_renders: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (template_sandbox, conversation):
+        monkeypatch.setattr(module, "CPU_SECONDS", 0.05)
+    renders: list[Any] = []
+    render = ChatTemplate.render
+
+    def counted(template: ChatTemplate, messages: Any, **variables: Any) -> Any:
+        renders.append(messages)
+        return render(template, messages, **variables)
+
+    monkeypatch.setattr(ChatTemplate, "render", counted)
+    body = {"messages": CONVERSATION, "tools": [{"type": "function", "function": {"name": "f"}}]}
+    planned = planner(f"{START}{statement}{{% endfor %}}")
+    renders.clear()
+    with pytest.raises(RequestError):
+        planned.plan(ChatCompletionRequest.model_validate(body))
+    assert len(renders) == num_renders

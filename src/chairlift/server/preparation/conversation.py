@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final
 
 from chairlift.engine.pooling import check_task
@@ -16,6 +17,7 @@ from chairlift.grammar.grammar_text import ANSWER, marker_symbol
 from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.loading.text.marked_text import TEMPLATE, MarkedText, join_marked, mask_of, template_text, unmarked
 from chairlift.loading.text.template_check import log_template_problems
+from chairlift.loading.text.template_sandbox import CPU_SECONDS
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.preparation.api_options import ApiOptions
@@ -176,6 +178,9 @@ class ModelPlanner:
         if options.chat_template is not None:
             self._template = ChatTemplate(options.chat_template, engine.tokenizer.special_tokens)
         text = None if self._template is None else self._template.text
+        self._reasoning_name = next(
+            (name for name in REASONING_NAMES if name in (text or "")), REASONING_NAMES[0]
+        ).lstrip(".")
         self._style = call_style(self._template)
         self._calls = detect_format(options.tool_call_parser, self._template, self._style)
         self._reasoning = reasoning_format(options.reasoning_parser, text)
@@ -206,8 +211,7 @@ class ModelPlanner:
         is_structured = tools.is_forced or (structure is not None and not tools.has_own_calls(structure))
         if self._calls.is_harmony and is_structured:
             text = join_marked([text, template_text(FINAL_HEADER)])
-        # An answer that goes on with the last message does not begin with reasoning.
-        reasoning = self._reasoning_in(text, None if body.continue_final_message else body.thinking_token_budget)
+        reasoning = self._reasoning_in(text, body)
         params, ignored = self._params(body, tools, structure, reasoning)
         token_ids = self.engine.input_processor.encode_text(
             text, "messages", params, add_special_tokens=bool(body.add_special_tokens)
@@ -269,13 +273,26 @@ class ModelPlanner:
             markers += (self._reasoning.opening, self._reasoning.closing)
         return any(map(self.engine.tokenizer.is_special, markers))
 
-    def _reasoning_in(self, prompt: str, max_tokens: int | None) -> Reasoning | None:
+    def _reasoning_in(self, prompt: str, body: ChatCompletionRequest) -> Reasoning | None:
         """The reasoning that an answer to this prompt may begin with; None if the prompt has already ended it."""
         form, end = self._reasoning, prompt.rstrip()
         if form is None or end.endswith(form.closing):
             return None
-        is_inside = form.is_implied or end.endswith(form.opening)
-        return Reasoning(form.opening, form.closing, is_inside, form.label, max_tokens)
+        # DeepSeek-R1 goes on after a result without a header, in the answer.
+        is_implied = form.is_implied and (body.messages[-1].role != "tool" or end.endswith(self._header))
+        # An answer that goes on with the last message does not begin with reasoning.
+        max_tokens = None if body.continue_final_message else body.thinking_token_budget
+        return Reasoning(form.opening, form.closing, is_implied or end.endswith(form.opening), form.label, max_tokens)
+
+    @cached_property
+    def _header(self) -> str:
+        """The text that the template adds to a conversation to request an answer."""
+        assert self._template is not None
+        messages = [{"role": "user", "content": "a"}]
+        with contextlib.suppress(RequestError):
+            texts = [self._template.render(messages, add_generation_prompt=adds) for adds in (False, True)]
+            return unmarked(texts[1]).removeprefix(unmarked(texts[0])).rstrip()
+        return ""
 
     def _new_parser(
         self, tools: _ToolSelection, reasoning: Reasoning | None, is_structured: bool
@@ -295,13 +312,7 @@ class ModelPlanner:
         declared = [{"type": "function", "function": tool.function.for_template()} for tool in tools.tools]
         variables = body.template_variables(template.variables)
         template.check_variables(variables, "chat_template_kwargs")
-        try:
-            text = self._render_turns(template, body, declared, variables)
-        except RequestError:
-            complete = list(map(complete_tool, declared))
-            if complete == declared:
-                raise
-            text = self._render_turns(template, body, complete, variables)
+        text = self._render_turns(template, body, declared, variables)
         return template_text(text) if self.options.allow_special_tokens_in_content else text
 
     def _render_turns(
@@ -311,33 +322,42 @@ class ModelPlanner:
         declared: list[dict[str, Any]],
         variables: dict[str, Any],
     ) -> MarkedText:
-        """Render the messages. If the template rejects them, or omits one of several system messages, render them in
-        the forms of `adapted_turns`."""
-        messages = body.template_messages()
-        messages = split_text(messages) if self._style.has_null_content else messages
-        messages = split_calls(messages) if self._style.has_one_call else messages
-        messages = self._with_tools(template, messages, declared, variables)
-        reasoning_name = next((name for name in REASONING_NAMES if name in template.text), REASONING_NAMES[0]).lstrip(
-            "."
-        )
+        """Render the messages, and give the tools to the template.
+
+        If the template rejects them, complete the tools, and then render the messages in the forms of `adapted_turns`,
+        unless the CPU time of one render is used up. If the template omits one of several system messages, merge them.
+        """
+        separator = template_text(BLANK_LINE)
+        complete = list(map(complete_tool, declared))
+        toolsets = [declared] if complete == declared else [declared, complete]
+
+        def forms() -> Iterator[list[dict[str, Any]]]:
+            for tools in toolsets:
+                yield (messages := self._with_tools(template, body.template_messages(), tools, variables))
+            yield from adapted_turns(messages, separator)
 
         def render(messages: list[dict[str, Any]]) -> MarkedText:
+            messages = split_text(messages) if self._style.has_null_content else messages
+            messages = split_calls(messages) if self._style.has_one_call else messages
             messages = [self._style.adapt(message) for message in messages]
-            names = {"reasoning_content": reasoning_name}
+            names = {"reasoning_content": self._reasoning_name}
             messages = [{names.get(name, name): value for name, value in m.items()} for m in messages]
             return _render_template(template, messages, variables, body)
 
-        try:
-            text = render(messages)
-        except RequestError:
-            for form in adapted_turns(messages, template_text(BLANK_LINE)):
-                with contextlib.suppress(RequestError):
-                    return render(form)
-            raise
-        systems = [message["content"] for message in leading_system(messages)]
-        if len(systems) > 1 and not _has_all(text, [*systems[:2], systems[-1]]):
-            return render(merge_leading_system(messages, template_text(BLANK_LINE)))
-        return text
+        errors: list[RequestError] = []
+        deadline = time.thread_time() + CPU_SECONDS
+        for messages in forms():
+            try:
+                text = render(messages)
+            except RequestError as error:
+                errors.append(error)
+                if time.thread_time() > deadline:
+                    break
+            else:
+                systems = [message["content"] for message in leading_system(messages)]
+                is_merged = len(systems) > 1 and not _has_all(text, [*systems[:2], systems[-1]])
+                return render(merge_leading_system(messages, separator)) if is_merged else text
+        raise errors[: len(toolsets)][-1]
 
     def _with_tools(
         self,
