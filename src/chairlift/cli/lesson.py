@@ -32,13 +32,14 @@ def lesson(
     if sys.stderr.isatty():
         logging.getLogger("chairlift").setLevel(logging.WARNING)
     from chairlift.engine.progress import progress_bar
-    from chairlift.lab.bench.simulation import ProgressSink
-    from chairlift.lab.lesson.page import write_page
-    from chairlift.lab.lesson.page_data import num_results, page_data
-    from chairlift.lab.lesson.runs import POLICIES, lesson_config, lesson_options, run_lesson
-    from chairlift.lab.lesson.summary import lesson_table
-    from chairlift.lab.tables import print_parts
 
+    with progress_bar("load torch and the engine", 1):
+        from chairlift.lab.bench.simulation import ProgressSink
+        from chairlift.lab.lesson.page import write_page
+        from chairlift.lab.lesson.page_data import num_results, page_data
+        from chairlift.lab.lesson.runs import POLICIES, lesson_config, lesson_options, run_lesson
+        from chairlift.lab.lesson.summary import lesson_table
+        from chairlift.lab.tables import print_parts
     with progress_bar(f"serve the requests under {len(POLICIES)} policies", len(POLICIES) * num_requests) as advance:
         measured = run_lesson(lesson_config(), lesson_options(seed, num_requests), ProgressSink(advance))
     with progress_bar("simulate positions of the sliders", num_results()) as advance:

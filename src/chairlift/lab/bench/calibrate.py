@@ -32,9 +32,8 @@ READ_INPUTS = 2048
 DEPTHS = (2, 12)
 """Numbers of layers of the two tiny models whose steps are compared."""
 
-
 NUM_STEPS = 200
-"""Number of decode steps of each of them."""
+"""Number of decode steps that are measured with each tiny model."""
 
 REPEATS = 5
 """Number of repetitions of each product, of which the median counts."""

@@ -251,7 +251,7 @@ class Study:
             of_label = [parts[part] for part in case.split(", ") if part in parts]
             rates, at_most = own.get("rates", self.settings.get("rates", ())), own.get("at_most", {})
             limits = {
-                name: {**limit, "at_most": {**at_most, **limit.get("at_most", {})}}
+                name: {**limit, "at_most": {**limit.get("at_most", {}), **at_most}}
                 for name, limit in self.settings.get("limits", {}).items()
             }
             for name in names:

@@ -228,7 +228,7 @@ def _to_ints(values: npt.NDArray[Any]) -> list[int]:
 
 def _check_bounds(low: int, high: int) -> None:
     if not 1 <= low <= high <= LONGEST:
-        raise ConfigError(f"a range of lengths must satisfy 1 <= low <= high, got {low}..{high}")
+        raise ConfigError(f"a range of lengths must satisfy 1 <= low <= high <= {LONGEST}, got {low}..{high}")
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
