@@ -152,7 +152,17 @@ def test_tags_around_an_answer_are_removed_with_and_without_reasoning() -> None:
     for planned, answer, reasoning in answers:
         parsed = parse_answer(planned, answer)
         assert (parsed.content, parsed.reasoning) == ("Yes.", reasoning)
+    granite = plan(f"{START}{{% endfor %}}{{# </think> <response></response> #}}")
+    assert parse_answer(granite, "<response><a/></response>").content == "<response><a/></response>"
+    assert parse_answer(granite, "<think>Hm.</think><response>\nYes.\n</response>").content == "Yes."
     assert parse_answer(plan(HUNYUAN, tool_choice="required"), f"[{CALL}]").tool_calls[0].name == "get_weather"
+
+
+def test_the_closing_tag_is_removed_from_an_answer_that_goes_on_with_a_message() -> None:
+    messages = [CONVERSATION[0], {"role": "assistant", "content": "It is "}]
+    fields = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    assert parse_answer(plan(COHERE, **fields), "sunny.<|END_RESPONSE|>").content == "sunny."
+    assert parse_answer(plan(HUNYUAN, **fields), "sunny.</answer>").content == "sunny.</answer>"
 
 
 def test_a_call_in_reasoning_that_is_not_closed_is_returned_if_the_model_chooses_calls() -> None:

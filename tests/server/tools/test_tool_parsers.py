@@ -260,6 +260,9 @@ PARSERS: dict[str, Callable[[], AnswerParser]] = {
         Reasoning("Here is my thought process:", "Here is my response:"), tool_parser("granite")
     ),
     "answer tags": lambda: AnswerTagParser(("<think>", "</think>"), tool_parser("hermes")),
+    "answer tags and calls": lambda: AnswerTagParser(
+        ("<think>", "</think>"), tool_parser("hermes"), ("<tool_call>",), is_inside=True
+    ),
 }
 
 
@@ -366,13 +369,19 @@ def test_text_that_was_held_back_is_parsed_in_parts() -> None:
         ("<answer>Yes", ("Yes", "", [])),
         ("<answ", ("<answ", "", [])),
         (f"<think>Hm.</think><answer>So: <tool_calls>[{CALL}]</tool_calls></answer>", ("So:", "Hm.", [WEATHER])),
+        (f"<answer>So:\n</answer>\n<tool_calls>[{CALL}]</tool_calls>", ("So:", "", [WEATHER])),
+        ("<answer>Use </answer> to close.\n</answer>\n", ("Use </answer> to close.", "", [])),
+        ("<answer>A\n</answer>\n\nB", ("A\n</answer>\n\nB", "", [])),
+        ("<answer></answer></answer>", ("</answer>", "", [])),
+        ("<answer>A</answer><tool", ("A</answer><tool", "", [])),
+        ("<answer>\n</ans", ("</ans", "", [])),
     ],
 )
 def test_tags_around_an_answer_are_removed(text: str, expected: Read) -> None:
     form = REASONING_FORMATS["hunyuan_a13b"]
     assert form.answer == ("<answer>", "</answer>")
     for parts in ([text], list(text)):
-        tagged = AnswerTagParser(form.answer, tool_parser("hunyuan_a13b"))
+        tagged = AnswerTagParser(form.answer, tool_parser("hunyuan_a13b"), ("<tool_calls>",))
         assert (
             read(ReasoningParser(Reasoning(form.opening, form.closing), lambda tagged=tagged: tagged), parts)
             == expected

@@ -221,7 +221,7 @@ class ModelPlanner:
         return ChatPlan(
             [(unmarked(text), token_ids)],
             params,
-            new_parser=self._new_parser(tools, reasoning, is_structured),
+            new_parser=self._new_parser(tools, reasoning, is_structured, text if body.continue_final_message else ""),
             echo=unmarked(last["content"]) if echoes else "",
             finishes_with_tool_calls=tools.mode in ("auto", "required"),
             ignored=(*ignored, *conversation.ignored_content(), *self._ignored(body, reasoning)),
@@ -295,17 +295,20 @@ class ModelPlanner:
         return ""
 
     def _new_parser(
-        self, tools: _ToolSelection, reasoning: Reasoning | None, is_structured: bool
+        self, tools: _ToolSelection, reasoning: Reasoning | None, is_structured: bool, continued: str
     ) -> Callable[[], AnswerParser]:
+        """The constructor of the parser of an answer, which goes on with the prompt `continued` unless it is empty."""
         if self._calls.is_harmony and not is_structured:
             return partial(HarmonyParser, tools.names, tools.max_calls, self.options.reasoning_parser != "none")
-        rest = tools.new_parser(self._calls)
-        if self._reasoning is not None and self._reasoning.answer is not None:
-            rest = partial(AnswerTagParser, self._reasoning.answer, rest)
+        answer = rest = tools.new_parser(self._calls)
+        openings = self._calls.openings if tools.mode == "auto" else ()
+        if self._reasoning is not None and (tags := self._reasoning.answer) is not None:
+            is_inside = continued.rfind(tags[0]) > continued.rfind(tags[1])
+            rest = partial(AnswerTagParser, tags, rest, openings, is_inside)
+            answer = rest if is_inside or not self._reasoning.has_bare_answers else answer
         if reasoning is None:
             return rest
-        has_openings = tools.mode == "auto" and not self._calls.is_bare
-        return partial(ReasoningParser, reasoning, rest, self._calls.openings if has_openings else ())
+        return partial(ReasoningParser, reasoning, rest, () if self._calls.is_bare else openings, answer)
 
     def _render(self, body: ChatCompletionRequest, tools: _ToolSelection) -> MarkedText:
         template = self._template_for(body)

@@ -116,6 +116,7 @@ class ReasoningFormat:
         is_implied: answers begin with reasoning even without the opening tag.
         label: the text after the opening tag that is not part of the reasoning.
         answer: the tags around the text after the reasoning, if any.
+        has_bare_answers: an answer without reasoning has no tags.
     """
 
     opening: str
@@ -123,6 +124,7 @@ class ReasoningFormat:
     is_implied: bool = False
     label: str = ""
     answer: tuple[str, str] | None = None
+    has_bare_answers: bool = False
 
 
 REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
@@ -131,7 +133,7 @@ REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
     "olmo3": ReasoningFormat("<think>", "</think>", is_implied=True),
     "gemma4": ReasoningFormat("<|channel>", "<channel|>", label="thought"),
     "granite": ReasoningFormat("Here is my thought process:", "Here is my response:"),
-    "granite33": ReasoningFormat("<think>", "</think>", answer=("<response>", "</response>")),
+    "granite33": ReasoningFormat("<think>", "</think>", answer=("<response>", "</response>"), has_bare_answers=True),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
     "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
     "hunyuan_a13b": ReasoningFormat("<think>", "</think>", answer=("<answer>", "</answer>")),

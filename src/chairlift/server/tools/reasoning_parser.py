@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from chairlift.server.tools.answer_parser import AnswerParser, DeltaMessage, MarkerParser, PlainTextParser
+from chairlift.server.tools.answer_parser import AnswerParser, DeltaMessage, MarkerParser
 from chairlift.structured_outputs import Reasoning
 
 
@@ -16,12 +16,19 @@ class ReasoningParser(MarkerParser):
         new_rest: creates the parser of the text after the reasoning.
         openings: texts that begin tool calls. If the reasoning is not closed, a call in it belongs to the answer:
             Qwen3.5 may omit the closing tag before a call. Text from an opening is held back until it is decided.
+        new_answer: creates the parser of an answer without reasoning, if it is another one.
     """
 
-    def __init__(self, form: Reasoning, new_rest: Callable[[], AnswerParser], openings: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        form: Reasoning,
+        new_rest: Callable[[], AnswerParser],
+        openings: tuple[str, ...] = (),
+        new_answer: Callable[[], AnswerParser] | None = None,
+    ) -> None:
         super().__init__(self._after_opening if form.is_inside else self._before_opening)
         self._form, self._openings = form, openings
-        self._rest = new_rest()
+        self._rest, self._new_answer = new_rest(), new_answer
         self._undecided: list[str] = []
         self._may_open = form.is_inside
         self._label = form.label
@@ -43,6 +50,7 @@ class ReasoningParser(MarkerParser):
             return True
         if not text or self._form.opening.startswith(text):
             return False
+        self._rest = self._new_answer() if self._new_answer else self._rest
         self._advance = self._in_answer
         return True
 
@@ -100,24 +108,72 @@ class ReasoningParser(MarkerParser):
         return False
 
 
-class AnswerTagParser(AnswerParser):
+class AnswerTagParser(MarkerParser):
     """Removes the tags around an answer, and parses its text with another parser.
+
+    The closing tag counts at the end of the answer and before a call. Elsewhere it is text.
 
     Args:
         tags: the opening and the closing tag.
         new_rest: creates the parser of the text.
+        openings: texts that begin tool calls.
+        is_inside: the prompt has the opening tag already.
     """
 
-    def __init__(self, tags: tuple[str, str], new_rest: Callable[[], AnswerParser]) -> None:
-        self._tags = ReasoningParser(Reasoning(*tags), PlainTextParser)
+    def __init__(
+        self,
+        tags: tuple[str, str],
+        new_rest: Callable[[], AnswerParser],
+        openings: tuple[str, ...] = (),
+        is_inside: bool = False,
+    ) -> None:
+        super().__init__(self._inside if is_inside else self._before_opening)
+        self._tags, self._openings = tags, openings
         self._rest = new_rest()
+        self._closing = ""  # The closing tag that may be the last, with the line breaks before it.
 
     def feed(self, text: str) -> DeltaMessage:
-        return self._feed_rest(self._tags.feed(text))
+        return self._rest.feed(super().feed(text).content)
 
     def finish(self, is_complete: bool = False) -> DeltaMessage:
-        return DeltaMessage.joined([self._feed_rest(self._tags.finish()), self._rest.finish(is_complete)])
+        held = self._take_held()
+        text = self._closing + held if held.strip() or not self._closing else ""
+        return DeltaMessage.joined([*self._rest.feed_parts(text), self._rest.finish(is_complete)])
 
-    def _feed_rest(self, piece: DeltaMessage) -> DeltaMessage:
-        """Parse the text between the tags, which precedes the text after them."""
-        return self._rest.feed(piece.reasoning + piece.content)
+    def _before_opening(self) -> bool:
+        text = self._held.lstrip()
+        if text.startswith(self._tags[0]):
+            self._held, self._advance = text[len(self._tags[0]) :], self._after_opening
+            return True
+        if text and not self._tags[0].startswith(text):
+            self._advance = self._outside
+        return self._advance == self._outside
+
+    def _after_opening(self) -> bool:
+        self._held = self._held.lstrip("\n")
+        if self._held:
+            self._advance = self._inside
+        return bool(self._held)
+
+    def _inside(self) -> bool:
+        text, closing = self._take_until(self._tags[1:])
+        shown = text.rstrip("\n")
+        self._piece.content += shown
+        if closing is None:
+            self._held = text[len(shown) :] + self._held
+            return False
+        self._closing, self._advance = text[len(shown) :] + closing, self._after_closing
+        return True
+
+    def _after_closing(self) -> bool:
+        text = self._held.lstrip()
+        if not text or any(opening.startswith(text) and opening != text for opening in self._openings):
+            return False
+        if not text.startswith(self._openings):
+            self._piece.content += self._closing
+        self._closing, self._advance = "", self._inside
+        return True
+
+    def _outside(self) -> bool:
+        self._piece.content += self._take_held()
+        return False
