@@ -174,6 +174,10 @@ class AsyncLLM:
         """Number of prompts in progress."""
         return len(self._generations)
 
+    def has_request(self, tenant: str, request_id: str) -> bool:
+        """Whether a tenant has an unfinished request with this id."""
+        return (tenant, request_id) in self._ids_in_use
+
     def status(self) -> EngineStatus:
         """The current state of the engine."""
         client = self._client
@@ -228,7 +232,7 @@ class AsyncLLM:
         if (unavailable := self._client.unavailable) is not None:
             raise unavailable
         request_id = request_id or uuid.uuid4().hex
-        if (tenant, request_id) in self._ids_in_use:
+        if self.has_request(tenant, request_id):
             raise RequestError(
                 f"request id {request_id!r} is in use by an unfinished request: use another one", "request_id"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -103,6 +104,43 @@ def test_the_id_of_a_header_is_used_unless_the_body_has_one(
     assert ids == [prefix + "of-a-proxy", prefix + "of-the-body", prefix + "of-a-proxy"]
     assert prefix != ids[0]
     wait_for_line(api_server, ids[0])
+
+
+@pytest.mark.parametrize(("path", "body"), CALLS)
+def test_calls_in_progress_may_have_the_same_header(api_server: RunningServer, path: str, body: dict[str, Any]) -> None:
+    headers = {"X-Request-Id": "of-a-mesh"}
+
+    def send(**fields: Any) -> httpx.Response:
+        return httpx.post(api_server.url + path, json=body | fields, headers=headers, timeout=None, verify=NO_TLS)
+
+    with ThreadPoolExecutor(3) as pool, api_server.hold_steps():
+        first = pool.submit(send)
+        wait_for(lambda: api_server.llm.num_unfinished == 1)
+        others = [pool.submit(send), pool.submit(send, stream=True)]
+        wait_for(lambda: api_server.llm.num_unfinished == 3)
+        rejected = send(request_id="of-a-mesh")
+    answers = [each.result() for each in (first, *others)]
+    assert [answer.status_code for answer in answers] == [200, 200, 200]
+    ids = [answer.headers["x-request-id"] for answer in answers]
+    assert ids[0].endswith("of-a-mesh")
+    assert len(set(ids)) == 3
+    assert ids[2] in answers[2].text
+    for call_id in ids:
+        assert httpx.get(f"{api_server.url}/v1/requests/{call_id}", verify=NO_TLS).status_code == 200
+        wait_for_line(api_server, call_id)
+    assert rejected.status_code == 400, "the id of a body must be unique"
+    assert "in use" in rejected.json()["error"]["message"]
+
+
+def test_a_header_may_be_the_id_of_a_prompt_in_progress(api_server: RunningServer) -> None:
+    path, body = CALLS[0]
+    with ThreadPoolExecutor(2) as pool, api_server.hold_steps():
+        first = pool.submit(api_server.post, path, {**body, "prompt": ["a", "b"], "request_id": "list"})
+        wait_for(lambda: api_server.llm.num_unfinished == 2)
+        headers = {"X-Request-Id": "list.1"}
+        second = pool.submit(httpx.post, api_server.url + path, json=body, headers=headers, verify=NO_TLS)
+        wait_for(lambda: second.done() or api_server.llm.num_unfinished == 3)
+    assert [first.result().status_code, second.result().status_code] == [200, 200]
 
 
 @pytest.mark.parametrize("given", ["a b", "a/b", "\xe9", "x" * 129, "..", ""])

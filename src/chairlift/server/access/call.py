@@ -34,7 +34,7 @@ class Call:
         key: its key; one without rights until `check_keys` has found another.
         time: its beginning, in seconds since the epoch.
         request_id: the id of the header `x-request-id` of the client, or a random one. The id of its response ends in
-            it, unless the body has another `request_id`.
+            it, unless the body has another `request_id`, or a call in progress has the same id.
         model_seconds: the time for which it waited for its model.
         id: the id of its response, once its requests are sent to the engine.
         finish_reason: that of its answer that finished first. For a stop string it is known before the engine's event.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
@@ -161,10 +162,14 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
         prompts, record, timeout = self.plan.prompts, self.record, self.body.timeout
         left = None if timeout is None else max(1e-3, timeout - record.model_seconds)
         self.permit.admit([token_ids for _, token_ids in prompts], timeout=left, cache_salt=self.body.cache_salt)
+        request_ids = self._request_ids()
+        if self.body.request_id is None and any(self.llm.has_request(self.permit.tenant, each) for each in request_ids):
+            # Proxies send one id in the headers of several calls, and of retries.
+            self.id = f"{self.id_prefix}{uuid.uuid4().hex}"
+            request_ids = self._request_ids()
         record.id, self._lease = self.id, self._lease.renew()
         try:
-            for index, prompt in enumerate(prompts):
-                request_id = self.id if len(prompts) == 1 else f"{self.id}.{index}"
+            for index, (prompt, request_id) in enumerate(zip(prompts, request_ids, strict=True)):
                 self.generations.append(self._generate(prompt, request_id))
                 if index % PROMPTS_PER_ITERATION == PROMPTS_PER_ITERATION - 1:
                     await asyncio.sleep(0)
@@ -172,6 +177,11 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
             self.close()
             raise
         self.permit.call_after_deadline(self._fail_after_deadline)
+
+    def _request_ids(self) -> list[str]:
+        """The ids of the prompts in the engine."""
+        num_prompts = len(self.plan.prompts)
+        return [self.id] if num_prompts == 1 else [f"{self.id}.{index}" for index in range(num_prompts)]
 
     def _generate(self, prompt: tuple[str | None, list[int]], request_id: str) -> Generation:
         text, token_ids = prompt
