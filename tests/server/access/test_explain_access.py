@@ -137,6 +137,29 @@ def test_a_slow_event_reader_receives_the_number_of_lost_events(monkeypatch: pyt
     assert [json.loads(event.split("data: ")[1])["request_id"] for event in events] == ["r4", "r5", "r6"]
 
 
+def test_event_readers_are_woken_by_each_burst_and_read_all_of_it() -> None:
+    async def read() -> None:
+        tracker = RequestTracker()
+        feed = LiveFeed(tracker)
+        model = SimpleNamespace(observer=SimpleNamespace(tracker=tracker), feed=feed)
+        streams = [event_stream(model) for _ in range(2)]  # type: ignore[arg-type]
+        for number in range(3):
+            following = [asyncio.ensure_future(anext(stream)) for stream in streams]
+            await asyncio.sleep(0)
+            assert not any(each.done() for each in following)
+            for part in range(4):
+                feed.emit(RequestRejected(0.0, f"r{number}.{part}", "x" * 1_000_000))
+            for _ in range(5):  # Iterations of the event loop, in which no time passes.
+                await asyncio.sleep(0)
+            assert all(each.done() for each in following), "a reader that polls waits"
+            for first, stream in zip(following, streams, strict=True):
+                parts = [await first, *[await anext(stream) for _ in range(3)]]
+                ids = [json.loads(each.partition(b"data: ")[2])["request_id"] for each in parts]
+                assert ids == [f"r{number}.{part}" for part in range(4)]
+
+    asyncio.run(read())
+
+
 def obstacle(
     state: EngineState, unfinished: int = 0, stalled: float = 0.0, last_failure: str | None = None
 ) -> str | None:

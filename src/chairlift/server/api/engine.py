@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import asdict
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -25,9 +24,6 @@ from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import VisibleEngine
 from chairlift.server.protocol.encoding import to_named_event
 from chairlift.server.telemetry.engine_observer import EngineObserver
-
-POLL_SECONDS: Final = 0.1
-"""Seconds between two readings of the events of a stream."""
 
 
 class KVCachePlanView(BaseModel):
@@ -153,6 +149,7 @@ async def event_stream(model: VisibleEngine) -> AsyncGenerator[bytes, None]:
     if (started := model.observer.tracker.started) is not None:
         yield to_named_event(started.type, encode_event(started))
     while True:
+        await model.feed.wait_for_event(index)
         num_lost, entries = model.feed.entries_since(index)
         index += num_lost + len(entries)
         if num_lost:
@@ -160,7 +157,6 @@ async def event_stream(model: VisibleEngine) -> AsyncGenerator[bytes, None]:
             yield to_named_event("dropped", json.dumps({"type": "dropped", "num_dropped": num_dropped}).encode())
         for event, encoded in entries:
             yield to_named_event(event.type, encoded)
-        await asyncio.sleep(POLL_SECONDS)
 
 
 def _pool_view(observer: EngineObserver) -> BlockPoolView | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections import deque
 from collections.abc import Iterator
@@ -24,8 +25,9 @@ MAX_PART_BYTES: Final = 1 << 20
 MAX_HISTORY_BYTES: Final = 16 << 20
 """Maximum size of the compressed history. On a busy server, ten minutes take about 3 MiB."""
 
-MAX_RECENT_BYTES: Final = 1 << 20
-"""A reader that is more bytes of events behind than this loses the oldest ones. A page gets a snapshot instead."""
+MAX_RECENT_BYTES: Final = 16 << 20
+"""A reader that is more bytes of events behind than this loses the oldest ones. A page gets a snapshot instead. A busy
+event loop delivers up to PENDING_EVENTS of `EventHub` at once, and they must fit."""
 
 _compressor: Final = ThreadPoolExecutor(1, "chairlift-history")
 _encode: Final = msgspec.json.Encoder().encode
@@ -69,6 +71,7 @@ class LiveFeed:
         self._part_bytes = 0
         self._part_start = 0.0
         self._history: deque[HistoryPart] = deque()
+        self._changed = asyncio.Event()
 
     @property
     def next_index(self) -> int:
@@ -82,6 +85,7 @@ class LiveFeed:
         while self._recent_bytes > MAX_RECENT_BYTES:
             self._recent_bytes -= len(self._recent.popleft().encoded)
             self._first_index += 1
+        self._changed.set()
         if self._part:
             self._part.append(entry.encoded)
             self._part_bytes += len(entry.encoded)
@@ -110,6 +114,12 @@ class LiveFeed:
         parts, last = tuple(self._history), b",".join(self._part)
         earlier = (zlib.decompress(part.compressed.result()) for part in parts)
         return chain(earlier, [last] if last else [])
+
+    async def wait_for_event(self, index: int) -> None:
+        """Wait until there is an event with this index."""
+        while self.next_index <= index:
+            self._changed.clear()
+            await self._changed.wait()
 
     def entries_since(self, index: int) -> tuple[int, list[Entry]]:
         """The number of events from `index` on that are no longer kept, and those that are."""
