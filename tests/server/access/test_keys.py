@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -170,6 +171,16 @@ def test_other_machines_are_served_only_with_a_key_or_an_explicit_option(tmp_pat
         AccessOptions(ssl_certfile=tmp_path / "cert.pem")
     with pytest.raises(ConfigError, match="no such file"):
         AccessOptions(ssl_certfile=tmp_path / "cert.pem", ssl_keyfile=tmp_path / "key.pem")
+
+
+def test_keys_do_not_replace_the_options_with_keys(tmp_path: Path) -> None:
+    keys = load_keys(None, ["x"])
+    for option in ({"api_key": ["y"]}, {"api_key_file": tmp_path / "keys.toml"}):
+        with pytest.raises(ConfigError, match="keys cannot be combined with api_key or api_key_file"):
+            AccessOptions(keys, **option)
+    (tmp_path / "keys.toml").write_text(to_toml(key_record("z", name="ann")))
+    options = AccessOptions(api_key=["y"], api_key_file=tmp_path / "keys.toml")
+    assert replace(options).keys.by_tenant.keys() == {"ann", "default"}, "a copy has the same keys"
 
 
 def test_a_key_may_be_limited_to_models(tmp_path: Path) -> None:

@@ -238,6 +238,8 @@ def test_a_timeout_passes_while_the_model_is_loaded(server: ModelsServer, may_lo
     late = server.complete("a", timeout=0.05)
     assert late.status_code == 408
     assert "while model 'a' was not loaded" in late.json()["error"]["message"]
+    explained = server.get(f"/v1/requests/{late.headers['x-request-id']}/explain")
+    assert "while model 'a' was not loaded" in explained["model_wait"]["text"]
     may_load.set()
     assert server.complete("a").status_code == 200
 

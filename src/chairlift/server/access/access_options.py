@@ -111,8 +111,8 @@ class AccessOptions:
             `api_key_file`.
 
     Raises:
-        ConfigError: the keys cannot be loaded, one of the two TLS files is missing, or `allow_unauthenticated` is
-            combined with keys.
+        ConfigError: the keys cannot be loaded or are given twice, one of the two TLS files is missing, or
+            `allow_unauthenticated` is combined with keys.
     """
 
     OPTION_GROUP: ClassVar = "Access"
@@ -143,9 +143,12 @@ class AccessOptions:
     def __post_init__(self) -> None:
         check_options(self)
         parse_origins(list(self.allowed_origins))  # A tuple is not parsed by check_options.
-        if not self.keys and (self.api_key or self.api_key_file is not None):
+        if self.api_key or self.api_key_file is not None:
+            if self.keys:
+                raise ConfigError("keys cannot be combined with api_key or api_key_file: give only one of them")
             object.__setattr__(self, "keys", load_keys(self.api_key_file, tuple(self.api_key or ())))
             object.__setattr__(self, "api_key", None)
+            object.__setattr__(self, "api_key_file", None)
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ConfigError("ssl_certfile and ssl_keyfile must be given together: give both, or neither")
         for name in ("ssl_certfile", "ssl_keyfile"):

@@ -36,7 +36,7 @@ class Call:
         request_id: the id of the header `x-request-id` of the client, or a random one. The id of its response ends in
             it, unless the body has another `request_id`, or a call in progress has the same id.
         model_seconds: the time for which it waited for its model.
-        id: the id of its response, once its requests are sent to the engine.
+        id: the id by which it can be explained, once its requests are sent to the engine or its wait for a model failed.
         finish_reason: that of its answer that finished first. For a stop string it is known before the engine's event.
         ignored: the fields of its body that have no effect.
         seconds: the duration until the last byte of the response was written.

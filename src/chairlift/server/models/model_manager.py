@@ -240,6 +240,8 @@ class ModelManager:
         finally:
             wait.ended = time.monotonic()
             call.model_seconds = wait.seconds
+            if wait.error is not None:
+                call.id = wait.call_id
 
     async def acquire(self, model: ServedModel) -> ModelLease:
         """Wait until a model is loaded, and use it. The caller must close the lease.
