@@ -20,7 +20,7 @@ from chairlift.errors import ChairliftError, ConfigError
 from chairlift.server.access.access_options import ANY
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import call_of
-from chairlift.server.access.call_checks import check_hosts, check_keys, limit_bodies
+from chairlift.server.access.call_checks import body_limit, host_filter, key_filter
 from chairlift.server.api import engine, health, models, requests
 from chairlift.server.api.routes import ENDPOINTS, EndpointCaller, make_router
 from chairlift.server.http.error_responses import describe_error, error_response
@@ -129,8 +129,8 @@ def _add_middlewares(app: FastAPI, options: ServeOptions) -> None:
     its responses have no CORS headers and are not logged.
     """
     access = options.access
-    app.add_middleware(limit_bodies, max_bytes=options.limits.max_body_bytes)
-    app.add_middleware(check_keys, keys=access.keys)
+    app.add_middleware(body_limit, max_bytes=options.limits.max_body_bytes)
+    app.add_middleware(key_filter, keys=access.keys)
     app.add_middleware(ServerErrorMiddleware, handler=_respond_to_error)
     if access.allowed_origins:
         app.add_middleware(
@@ -140,7 +140,7 @@ def _add_middlewares(app: FastAPI, options: ServeOptions) -> None:
             allow_headers=(ANY,),
             expose_headers=EXPOSED_HEADERS,
         )
-    app.add_middleware(check_hosts, hosts=options.hosts)
+    app.add_middleware(host_filter, hosts=options.hosts)
 
 
 def _add_routes(app: FastAPI, manager: ModelManager, admission: AdmissionController, options: ServeOptions) -> None:

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from chairlift.server.telemetry.access_log import AccessLog
     from chairlift.server.telemetry.tracing import CallTracer
 
-ROOT_PATH: Final = re.compile(r"(/[\w.~-]+)*", re.ASCII)
-
-
+ROOT_PATH_PATTERN: Final = re.compile(r"(/[\w.~-]+)*", re.ASCII)
 ACCESS_LOG_FORMATS: Final = ("text", "json", "none")
 
 
@@ -38,7 +36,7 @@ def parse_root_path(text: str, name: str = "root_path") -> str:
         ConfigError: the prefix does not begin with a slash, or has other characters than a path of a URL.
     """
     prefix = text.rstrip("/")
-    if ROOT_PATH.fullmatch(prefix) is None:
+    if ROOT_PATH_PATTERN.fullmatch(prefix) is None:
         raise ConfigError(f"{name}={text!r:.80} is not a path: write it as /chairlift, of letters, digits and - . _ ~")
     return prefix
 

@@ -20,7 +20,7 @@ from chairlift import AsyncLLM
 from chairlift.errors import ConfigError, OverloadedError
 from chairlift.lab.bench.policy_comparison import simulate_policy
 from chairlift.sampling_params import SamplingParams
-from chairlift.server.access.admission import MAX_READERS, Permit
+from chairlift.server.access.admission import MAX_EVENT_STREAMS, Permit
 from chairlift.server.access.keys import KeyRing, key_record, parse_key
 from chairlift.server.serve_options import ObservabilityOptions, parse_root_path
 from chairlift.server.web.burst import start_burst
@@ -196,7 +196,7 @@ def test_the_readers_of_a_key_are_limited_and_a_closed_stream_is_not_counted(gua
             return response.status_code == 200
 
     with ExitStack() as opened:
-        for _ in range(MAX_READERS):
+        for _ in range(MAX_EVENT_STREAMS):
             assert opened.enter_context(stream(guarded, path, ADMIN)).status_code == 200
         refused = get(guarded, path, ADMIN)
         assert refused.status_code == 429

@@ -27,10 +27,10 @@ QUEUE_RETRY_SECONDS = 1.0
 DEADLINE_GRACE_SECONDS = 1.0
 """Seconds that the engine has after a deadline to finish its step and report the expired request."""
 
-CHECK_SECONDS: Final = 0.5
+KEY_CHECK_SECONDS: Final = 0.5
 """Seconds after which the stream of a key that was revoked has ended."""
 
-MAX_READERS: Final = 16
+MAX_EVENT_STREAMS: Final = 16
 """The maximum number of open event streams of one key and path."""
 
 
@@ -110,8 +110,8 @@ class AdmissionController:
             HTTPException: the key has the maximum number of streams of this path.
         """
         key, reader = call.key, (call.path, call.key.tenant)
-        if self._num_readers[reader] >= MAX_READERS:
-            raise HTTPException(429, f"this key reads {MAX_READERS} event streams, the maximum: close one")
+        if self._num_readers[reader] >= MAX_EVENT_STREAMS:
+            raise HTTPException(429, f"this key reads {MAX_EVENT_STREAMS} event streams, the maximum: close one")
         self._num_readers[reader] += 1
         events = self._while_valid(key, self.keys.identity(key), source)
         return EventStream(events, lambda: self._num_readers.subtract((reader,)))
@@ -124,7 +124,7 @@ class AdmissionController:
             following = asyncio.ensure_future(anext(source, None))
             try:
                 while True:
-                    await asyncio.wait({following}, timeout=CHECK_SECONDS)
+                    await asyncio.wait({following}, timeout=KEY_CHECK_SECONDS)
                     if self.keys.identity(key) != identity:
                         return
                     if following.done():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, field
+from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -18,7 +19,7 @@ requests; the scripts of the pages ask for a key."""
 PUBLIC_FILES = ("/page/", "/docs/")
 """The beginnings of the paths of the pages' scripts and styles."""
 
-CLIENT_CLOSED_REQUEST = 499
+CLIENT_CLOSED_REQUEST: Final = 499
 
 
 def is_public(path: str) -> bool:
@@ -31,12 +32,12 @@ class Call:
     """One call of the API, from its arrival to the end of its response. It is `request.state.call`.
 
     Attributes:
-        key: its key; one without rights until `check_keys` has found another.
+        key: its key; one without rights until `key_filter` has found another.
         time: its beginning, in seconds since the epoch.
         request_id: the id of the header `x-request-id` of the client, or a random one. The id of its response ends in
             it, unless the body has another `request_id`, or a call in progress has the same id.
         model_seconds: the time for which it waited for its model.
-        id: the id by which it can be explained, once its requests are sent to the engine or its wait for a model failed.
+        id: the id by which it can be explained, once its requests are sent to the engine or its wait for a model fails.
         finish_reason: that of its answer that finished first. For a stop string it is known before the engine's event.
         ignored: the fields of its body that have no effect.
         seconds: the duration until the last byte of the response was written.

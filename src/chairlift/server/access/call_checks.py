@@ -18,7 +18,7 @@ from chairlift.server.protocol.base import ErrorInfo
 ALLOWED_HOST: Final = "chairlift.allowed_host"
 
 
-def check_hosts(app: ASGIApp, hosts: Sequence[str]) -> ASGIApp:
+def host_filter(app: ASGIApp, hosts: Sequence[str]) -> ASGIApp:
     """The application for requests to these hosts. Others get the status 400, with a message that names the option.
 
     This prevents DNS rebinding, in which a web page changes the address of its own name to 127.0.0.1 after it was
@@ -46,7 +46,7 @@ def check_hosts(app: ASGIApp, hosts: Sequence[str]) -> ASGIApp:
     return call
 
 
-def check_keys(app: ASGIApp, keys: KeyRing) -> ASGIApp:
+def key_filter(app: ASGIApp, keys: KeyRing) -> ASGIApp:
     """The application, whose calls get their keys. Those without a valid one get a 401 if the server has keys."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,7 +76,7 @@ def _secret(headers: Headers) -> str | None:
     return None if header is None else header.encode("latin-1").decode("utf-8", "surrogateescape")
 
 
-def limit_bodies(app: ASGIApp, max_bytes: int) -> ASGIApp:
+def body_limit(app: ASGIApp, max_bytes: int) -> ASGIApp:
     """The application, which gets HTTPException 413 when it reads a body that is larger than `max_body_bytes`.
 
     The connection stays open: uvicorn discards the rest of the body. If the connection were closed at once, the reset
