@@ -123,6 +123,15 @@ def test_at_most_16_mebibytes_of_events_are_kept_for_readers() -> None:
     assert 15 << 20 < sum(len(entry.encoded) for entry in feed._recent) <= 16 << 20
 
 
+def test_a_frame_has_at_most_a_mebibyte_of_events() -> None:
+    engine = TrackedEngine()
+    feed = LiveFeed(engine.tracker)
+    for number in range(3):
+        feed.emit(RequestRejected(0.0, f"r{number}", "x" * 400_000))
+    assert feed.events_since(0, Redactor(ADMIN, engine.tracker)) is None
+    assert len(feed.events_since(1, Redactor(ADMIN, engine.tracker)) or []) == 2
+
+
 def test_events_that_a_slow_reader_lost_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_feed, "MAX_RECENT_BYTES", 1000)
     engine = TrackedEngine()

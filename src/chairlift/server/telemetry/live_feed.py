@@ -26,8 +26,11 @@ MAX_HISTORY_BYTES: Final = 16 << 20
 """Maximum size of the compressed history. On a busy server, ten minutes take about 3 MiB."""
 
 MAX_RECENT_BYTES: Final = 16 << 20
-"""A reader that is more bytes of events behind than this loses the oldest ones. A page gets a snapshot instead. A busy
-event loop delivers up to PENDING_EVENTS of `EventHub` at once, and they must fit."""
+"""A reader that is more bytes of events behind than this loses the oldest ones. A busy event loop delivers up to
+PENDING_EVENTS of `EventHub` at once, which should fit."""
+
+MAX_FRAME_BYTES: Final = 1 << 20
+"""A page that is more bytes of events behind than this gets a snapshot instead of them."""
 
 _compressor: Final = ThreadPoolExecutor(1, "chairlift-history")
 _encode: Final = msgspec.json.Encoder().encode
@@ -128,9 +131,9 @@ class LiveFeed:
 
     def events_since(self, index: int, redactor: Redactor) -> list[bytes] | None:
         """The JSON of the events from `index` on, as the viewer of the redactor may see them; None if the first of them
-        is no longer kept."""
+        is no longer kept, or if they are too large for a frame."""
         num_lost, entries = self.entries_since(index)
-        if num_lost:
+        if num_lost or sum(len(entry.encoded) for entry in entries) > MAX_FRAME_BYTES:
             return None
         if redactor.viewer.is_admin:
             return [entry.encoded for entry in entries]
