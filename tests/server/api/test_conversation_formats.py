@@ -111,6 +111,16 @@ def test_calls_are_written_in_python_for_a_template_that_reads_lists_of_python()
     assert [call.name for call in parse_answer(plan(PLAIN_LFM2), answer).tool_calls] == ["get_weather"] * 2
 
 
+def test_a_call_with_a_key_that_is_no_name_of_python_is_written_as_json() -> None:
+    function = {"name": "get_weather", "arguments": '{"max-results": 1}'}
+    calling = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": function}]}
+    text = prompt(PLAIN_LFM2, messages=[CONVERSATION[0], calling, CONVERSATION[2]])
+    written = '<|tool_call_start|>[{"name": "get_weather", "arguments": {"max-results": 1}}]<|tool_call_end|>'
+    assert written in text
+    (call,) = parse_answer(plan(PLAIN_LFM2), written).tool_calls
+    assert call.arguments == '{"max-results": 1}'
+
+
 def test_tools_are_described_with_a_call_in_the_format_that_the_template_writes() -> None:
     template = DEEPSEEK_V31.replace("{{ bos_token }}", "{{ bos_token }}{{ messages[0].content }}") + (
         "{% if messages[-1].role == 'tool' %}<｜tool▁output▁begin｜>{{ messages[-1].content }}{% endif %}"

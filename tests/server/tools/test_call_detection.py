@@ -41,4 +41,6 @@ def test_the_example_of_a_call_is_the_text_up_to_its_end() -> None:
     assert style.example(TOOL_CALL_FORMATS["deepseek_v3"]) == expected
     assert style.example(TOOL_CALL_FORMATS["kimi_k2"]) is None
     assert "<|tool_calls_section_end|>" in (call_style(template_of(KIMI)).example(TOOL_CALL_FORMATS["kimi_k2"]) or "")
+    mistral = call_style(template_of(FAMILIES["mistral"][1])).example(TOOL_CALL_FORMATS["mistral"])
+    assert (mistral or "").endswith("}]")
     assert call_style(None).example(TOOL_CALL_FORMATS["hermes"]) is None

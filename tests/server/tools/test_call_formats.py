@@ -176,6 +176,13 @@ def test_calls_between_tags(text: str, arguments: dict[str, Any] | None, content
         assert answer.content == content
 
 
+@pytest.mark.parametrize("text", ["a]]>", "<a>]]>", "x]]", "a & b"])
+def test_the_end_of_a_section_is_removed_only_after_its_start(text: str) -> None:
+    turn = written_turn("minicpm", template_of(FAMILIES["minicpm"][1]), [{"name": "f", "arguments": {"text": text}}])
+    (call,) = read_in_cuts(new_parser(TOOL_CALL_FORMATS["minicpm5"]), turn, random.Random(1)).tool_calls
+    assert json.loads(call.arguments) == {"text": text}
+
+
 def test_ids_of_calls_are_those_of_the_text() -> None:
     text = '<|tool_calls_section_begin|><|tool_call_begin|>functions.f:7<|tool_call_argument_begin|>{"count": 1}'
     answer = read_in_cuts(new_parser(TOOL_CALL_FORMATS["kimi_k2"]), text, random.Random(1))

@@ -220,6 +220,7 @@ IN_FORMAT = {
     "cohere_command3": '<|START_ACTION|>[{"tool_name": "f", "parameters": {"ok": true}}]<|END_ACTION|>',
     "hunyuan_a13b": f"<tool_calls>[{CALL}]</tool_calls>",
     "nemotron_json": f"<TOOLCALL>[{CALL}]</TOOLCALL>",
+    "minicpm5": f'<function name="{CALL}</function>',
 }
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.server.tools.answer_formats import (
     FORCED_CALLS,
     REASONING_FORMATS,
@@ -458,6 +459,7 @@ def test_the_reasoning_format_is_derived_from_the_chat_template() -> None:
     expected = {
         "<\uff5cAssistant\uff5c><think> </think>": "deepseek_r1",
         "<\uff5cAssistant\uff5c>{% if not thinking %}</think>{% else %}<think>{% endif %}": "qwen3",
+        "<\uff5cAssistant\uff5c></think>{# thinking #}": "deepseek_r1",
         "<think> </think>": "qwen3",
         "<|channel>thought <channel|>": "gemma4",
         "[THINK] [/THINK]": "mistral",
@@ -469,8 +471,9 @@ def test_the_reasoning_format_is_derived_from_the_chat_template() -> None:
         "</seed:think>": "seed_oss",
         "<|START_THINKING|><|END_THINKING|>": "cohere_command3",
     }
-    assert {text: reasoning_format("auto", text) for text in expected} == {
+    assert {text: reasoning_format("auto", ChatTemplate(text, {})) for text in expected} == {
         text: REASONING_FORMATS[name] for text, name in expected.items()
     }
-    assert reasoning_format("auto", "<\uff5cAssistant\uff5c>") is None
-    assert reasoning_format("none", "</think>") is None
+    assert reasoning_format("auto", ChatTemplate("<\uff5cAssistant\uff5c>", {})) is None
+    assert reasoning_format("none", ChatTemplate("</think>", {})) is None
+    assert reasoning_format("auto", None) is None

@@ -183,7 +183,7 @@ class ModelPlanner:
         ).lstrip(".")
         self._style = call_style(self._template)
         self._calls = detect_format(options.tool_call_parser, self._template, self._style)
-        self._reasoning = reasoning_format(options.reasoning_parser, text)
+        self._reasoning = reasoning_format(options.reasoning_parser, self._template)
         if self._calls.is_harmony and self._reasoning is not None:
             raise ConfigError(
                 f"reasoning_parser={options.reasoning_parser} cannot be combined with tool_call_parser=openai, which "

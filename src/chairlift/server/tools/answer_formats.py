@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.server.tools.literal_scanners import FUNCTION_GEMMA, GEMMA, PYTHON, LiteralSyntax
 from chairlift.server.tools.tag_scanner import TagSyntax
 
@@ -55,8 +56,8 @@ GLM_END: Final = r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))"
 GLM_TAGS: Final = TagSyntax(r"(?=\s*<)", r"<arg_key>([^<]+)</arg_key>\s*<arg_value>", GLM_END, "</tool_call>")
 MINIMAX_END: Final = r"</parameter>(?=\s*(?:<parameter name=|</invoke>))"
 MINIMAX_TAGS: Final = TagSyntax('">', r'<parameter name="([^"]+)">', MINIMAX_END, "</invoke>")
-MINICPM_END: Final = r"(?:\]\]>)?</param>(?=\s*(?:<param name=|</function>))"
-MINICPM_TAGS: Final = TagSyntax('">', r'<param name="([^"]+)">(?:<!\[CDATA\[)?', MINICPM_END, "</function>")
+MINICPM_END: Final = r"</param>(?=\s*(?:<param name=|</function>))"
+MINICPM_TAGS: Final = TagSyntax('">', r'<param name="([^"]+)">(<!\[CDATA\[)?', MINICPM_END, "</function>")
 DEEPSEEK_MARKS: Final = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
 KIMI_MARKS: Final = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>")
 
@@ -80,7 +81,7 @@ TOOL_CALL_FORMATS: Final[dict[str, CallFormat]] = {
     "kimi_k2": CallFormat(KIMI_MARKS, "<|tool_calls_section_end|>", named=KIMI, skipped=("<|tool_call_end|>",)),
     "functiongemma": CallFormat(("<start_function_call>",), "<end_function_call>", literals=FUNCTION_GEMMA),
     "lfm2": CallFormat(("<|tool_call_start|>",), "<|tool_call_end|>", literals=PYTHON, is_list=True),
-    "minicpm5": CallFormat(('<function name="',), tags=MINICPM_TAGS),
+    "minicpm5": CallFormat(('<function name="',), "</function>", tags=MINICPM_TAGS),
     "cohere_command3": CallFormat(
         ("<|START_ACTION|>",), "<|END_ACTION|>", is_list=True, keys=("tool_name", "parameters")
     ),
@@ -144,7 +145,6 @@ REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
 """The names are those of vLLM's parsers, as above."""
 
 REASONING_MARKS: Final = (
-    (("</think>", "<\N{FULLWIDTH VERTICAL LINE}Assistant\N{FULLWIDTH VERTICAL LINE}>", "thinking"), "qwen3"),
     (("</think>", "<\N{FULLWIDTH VERTICAL LINE}Assistant\N{FULLWIDTH VERTICAL LINE}>"), "deepseek_r1"),
     (("</think>", "<response></response>"), "granite33"),
     (("</think>", "</answer>"), "hunyuan_a13b"),
@@ -166,10 +166,12 @@ def tool_call_format(name: str, chat_template: str | None) -> CallFormat:
     return TOOL_CALL_FORMATS[name]
 
 
-def reasoning_format(name: str, chat_template: str | None) -> ReasoningFormat | None:
+def reasoning_format(name: str, template: ChatTemplate | None) -> ReasoningFormat | None:
     """The format of this name; `auto` derives it from the tags in the chat template of the model, `none` is None."""
-    if name == "auto":
-        name = _name_from_template(REASONING_MARKS, chat_template) or "none"
+    if name == "auto" and template is not None:
+        name = _name_from_template(REASONING_MARKS, template.text) or "none"
+        if name == "deepseek_r1" and not template.variables.isdisjoint(("thinking", "enable_thinking")):
+            name = "qwen3"
     return REASONING_FORMATS.get(name)
 
 

@@ -75,7 +75,7 @@ def call_style(template: ChatTemplate | None) -> CallStyle:
         except RequestError:
             continue
         start = next((i for i, pair in enumerate(zip(plain, text, strict=False)) if pair[0] != pair[1]), 0)
-        text = text[len(MARKER_START.sub("", text[:start])) :]
+        text = text[len(MARKER_START.sub("", text[:start])) :].removesuffix(plain.rpartition("~")[2])
         if all(part in text for part in (PROBE, *ARGUMENTS, *ARGUMENTS.values())):
             return style._replace(text=text, has_one_call=_has_one_call(template, calling))
     return CallStyle()

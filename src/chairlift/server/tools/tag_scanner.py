@@ -19,8 +19,9 @@ ToolKinds = Mapping[str, Kinds]
 
 
 class TagSyntax(NamedTuple):
-    """What follows the name of a call, the opening tag of an argument with a group for its name, the closing tag before
-    the next tag (a value may contain the same text), as regular expressions, and the text that ends the call."""
+    """What follows the name of a call, the opening tag of an argument with a group for its name and perhaps one for the
+    start of a CDATA section, the closing tag before the next tag (a value may contain the same text), as regular
+    expressions, and the text that ends the call."""
 
     head: str
     key: str
@@ -72,7 +73,8 @@ class TagCallScanner(CallScanner):
             tags = (self._tags.key.partition("(")[0], self._tags.end)
             self.is_broken = not any(tag.startswith(text) or text.startswith(tag) for tag in tags)
             return 0
-        self._write_argument(key[1], typed_json(text[key.end() : end.start()], self._kinds_of(key[1])))
+        value = text[key.end() : end.start()].removesuffix("]]>" if key.lastindex == 2 else "")
+        self._write_argument(key[1], typed_json(value, self._kinds_of(key[1])))
         return end.end()
 
     def _kinds_of(self, key: str) -> frozenset[str]:

@@ -92,4 +92,6 @@ def write_calls_in_content(message: dict[str, Any], form: CallFormat) -> dict[st
 
 
 def _python_call(function: dict[str, Any]) -> str:
+    if not all(map(str.isidentifier, function["arguments"])):
+        return json.dumps(function, ensure_ascii=False)
     return f"{function['name']}({', '.join(f'{name}={value!r}' for name, value in function['arguments'].items())})"
