@@ -116,7 +116,7 @@ def test_engine_and_events_need_an_admin_key(shared: RunningServer) -> None:
 
 def test_a_slow_event_reader_receives_the_number_of_lost_events(monkeypatch: pytest.MonkeyPatch) -> None:
     rejected = [RequestRejected(float(i), f"r{i}", "") for i in range(7)]
-    monkeypatch.setattr(live_feed, "MAX_RECENT_BYTES", 2 * len(encode_event(rejected[0])))
+    monkeypatch.setattr(live_feed, "MAX_UNREAD_BYTES", 2 * len(encode_event(rejected[0])))
 
     async def read() -> list[str]:
         tracker = RequestTracker()
@@ -156,6 +156,9 @@ def test_event_readers_are_woken_by_each_burst_and_read_all_of_it() -> None:
                 parts = [await first, *[await anext(stream) for _ in range(3)]]
                 ids = [json.loads(each.partition(b"data: ")[2])["request_id"] for each in parts]
                 assert ids == [f"r{number}.{part}" for part in range(4)]
+        for stream in streams:
+            await stream.aclose()
+        assert not feed.num_readers
 
     asyncio.run(read())
 

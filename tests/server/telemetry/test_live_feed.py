@@ -116,16 +116,20 @@ def test_a_snapshot_has_the_progress_and_the_blocks_of_unfinished_requests() -> 
     assert snapshot["requests"][2]["waiting"]["reason"] == "seats"
 
 
-def test_at_most_16_mebibytes_of_events_are_kept_for_readers() -> None:
+@pytest.mark.parametrize(("num_readers", "mebibytes"), [(0, 1), (1, 16), (2, 16)])
+def test_at_most_16_mebibytes_of_events_are_kept_for_readers(num_readers: int, mebibytes: int) -> None:
     feed = LiveFeed(TrackedEngine().tracker)
-    for number in range(20):
-        feed.emit(RequestRejected(0.0, f"r{number}", "x" * 1_000_000))
-    assert 15 << 20 < sum(len(entry.encoded) for entry in feed._recent) <= 16 << 20
+    feed.num_readers = num_readers
+    for number in range(40):
+        feed.emit(RequestRejected(0.0, f"r{number}", "x" * 500_000))
+    kept = sum(len(entry.encoded) for entry in feed._recent)
+    assert (mebibytes << 20) - 600_000 < kept <= mebibytes << 20
 
 
 def test_a_frame_has_at_most_a_mebibyte_of_events() -> None:
     engine = TrackedEngine()
     feed = LiveFeed(engine.tracker)
+    feed.num_readers = 1
     for number in range(3):
         feed.emit(RequestRejected(0.0, f"r{number}", "x" * 400_000))
     assert feed.events_since(0, Redactor(ADMIN, engine.tracker)) is None

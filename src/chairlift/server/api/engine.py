@@ -146,17 +146,21 @@ class _AllMetrics(Collector):
 async def event_stream(model: VisibleEngine) -> AsyncGenerator[bytes, None]:
     """Yield the events of an engine as server-sent events, with a `dropped` event after each loss."""
     index, num_dropped = model.feed.next_index, 0
-    if (started := model.observer.tracker.started) is not None:
-        yield to_named_event(started.type, encode_event(started))
-    while True:
-        await model.feed.wait_for_event(index)
-        num_lost, entries = model.feed.entries_since(index)
-        index += num_lost + len(entries)
-        if num_lost:
-            num_dropped += num_lost
-            yield to_named_event("dropped", json.dumps({"type": "dropped", "num_dropped": num_dropped}).encode())
-        for event, encoded in entries:
-            yield to_named_event(event.type, encoded)
+    model.feed.num_readers += 1
+    try:
+        if (started := model.observer.tracker.started) is not None:
+            yield to_named_event(started.type, encode_event(started))
+        while True:
+            await model.feed.wait_for_event(index)
+            num_lost, entries = model.feed.entries_since(index)
+            index += num_lost + len(entries)
+            if num_lost:
+                num_dropped += num_lost
+                yield to_named_event("dropped", json.dumps({"type": "dropped", "num_dropped": num_dropped}).encode())
+            for event, encoded in entries:
+                yield to_named_event(event.type, encoded)
+    finally:
+        model.feed.num_readers -= 1
 
 
 def _pool_view(observer: EngineObserver) -> BlockPoolView | None:

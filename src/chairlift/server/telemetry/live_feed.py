@@ -25,12 +25,13 @@ MAX_PART_BYTES: Final = 1 << 20
 MAX_HISTORY_BYTES: Final = 16 << 20
 """Maximum size of the compressed history. On a busy server, ten minutes take about 3 MiB."""
 
-MAX_RECENT_BYTES: Final = 16 << 20
-"""A reader that is more bytes of events behind than this loses the oldest ones. A busy event loop delivers up to
-PENDING_EVENTS of `EventHub` at once, which should fit."""
-
-MAX_FRAME_BYTES: Final = 1 << 20
+MAX_RECENT_BYTES: Final = 1 << 20
 """A page that is more bytes of events behind than this gets a snapshot instead of them."""
+
+MAX_UNREAD_BYTES: Final = 16 << 20
+"""A reader that is more bytes of events behind than this loses the oldest ones. A busy event loop delivers up to
+PENDING_EVENTS of `EventHub` at once, which should fit. The objects of the events take about four times as much, so only
+1 MiB is kept without a reader."""
 
 _compressor: Final = ThreadPoolExecutor(1, "chairlift-history")
 _encode: Final = msgspec.json.Encoder().encode
@@ -63,9 +64,13 @@ class LiveFeed:
 
     Args:
         tracker: the requests of the engine.
+
+    Attributes:
+        num_readers: the open streams of all events. Pages do not count.
     """
 
     def __init__(self, tracker: RequestTracker) -> None:
+        self.num_readers = 0
         self._tracker = tracker
         self._recent: deque[Entry] = deque()
         self._recent_bytes = 0
@@ -85,7 +90,8 @@ class LiveFeed:
         entry = Entry(event, encode_event(event))
         self._recent.append(entry)
         self._recent_bytes += len(entry.encoded)
-        while self._recent_bytes > MAX_RECENT_BYTES:
+        limit = MAX_UNREAD_BYTES if self.num_readers else MAX_RECENT_BYTES
+        while self._recent_bytes > limit:
             self._recent_bytes -= len(self._recent.popleft().encoded)
             self._first_index += 1
         self._changed.set()
@@ -133,7 +139,7 @@ class LiveFeed:
         """The JSON of the events from `index` on, as the viewer of the redactor may see them; None if the first of them
         is no longer kept, or if they are too large for a frame."""
         num_lost, entries = self.entries_since(index)
-        if num_lost or sum(len(entry.encoded) for entry in entries) > MAX_FRAME_BYTES:
+        if num_lost or sum(len(entry.encoded) for entry in entries) > MAX_RECENT_BYTES:
             return None
         if redactor.viewer.is_admin:
             return [entry.encoded for entry in entries]
