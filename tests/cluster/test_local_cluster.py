@@ -121,7 +121,7 @@ def test_signals_to_the_process_group_let_a_stream_finish_and_then_end_the_serve
     assert {"gcs_server", "raylet"} <= {each.name() for each in server.processes()}
     check_privacy(server.processes())
     endless = {**completion_body(500), "prompt": [[5, 6, 7]] * 64}
-    with stream(server, completion_body(400)) as response, stream(server, endless) as other:
+    with stream(server, completion_body(150)) as response, stream(server, endless) as other:
         lines, other_lines = response.iter_lines(), other.iter_lines()  # whose end would close the connection
         next(lines)
         next(other_lines)
