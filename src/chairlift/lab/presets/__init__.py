@@ -11,7 +11,7 @@ A file has these fields:
     parts           settings by a part of the labels of cases, which are divided at ", "
     systems         the compared systems: their settings by name, or a name of `study.SYSTEMS`
     studies         the tables: a runner, cases, systems, measures, and published values by row and measure, where
-                    "ratio" stands for the ratios of all measures
+                    a value of "ratio" is compared with the ratio of each measure
     notes           how ours differs from the published numbers, and why
 """
 

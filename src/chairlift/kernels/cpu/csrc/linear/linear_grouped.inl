@@ -244,8 +244,8 @@ static void multiply_grouped_rows(const StripeTask& task) {
       if (m < task.num_rows) put(task, m, v * kLanes, y.of[v][m]);
 }
 
-// With blocks of six rows, an odd number of rows from three on is computed as one more, of which nothing is stored. This
-// takes a third less time to compile.
+// With blocks of six rows, three and five rows are computed as four and six, and the last one is not stored: fewer variants
+// take less time to compile.
 template <WeightFormat kFormat, int kRows = kBlockRows>
 static void multiply_grouped(const StripeTask& task) {
   constexpr int kFewer = kBlockRows == 6 && kRows > 2 ? kRows - 2 : kRows - 1;

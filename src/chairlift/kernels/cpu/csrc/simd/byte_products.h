@@ -8,7 +8,7 @@
 namespace chairlift::CHAIRLIFT_ISA {
 
 #ifdef CHAIRLIFT_PAIRS
-constexpr int kWeightOffset = 0;  // that products with int8 weights have too much, for each activation
+constexpr int kWeightOffset = 0;  // of int8 weights in products, which a correction of the sum removes
 static inline I weight_bytes(I stored) { return ixor(stored, ibytes(128)); }
 static inline I dot_weights(I sum, I weights, I s) {
   sum = iadd(sum, sum_pairs(pairs_u8s8(abs_s8(weights), with_sign(s, weights))));
