@@ -28,8 +28,8 @@ def copy(source: socket.socket, target: socket.socket) -> None:
 
 
 @pytest.fixture
-def url(server: RunningServer) -> Iterator[str]:
-    """The URL of the server behind the proxy."""
+def url(server: RunningServer, page: Page) -> Iterator[str]:
+    """The URL of the server behind the proxy, which ends after the page that loads from it."""
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -42,6 +42,7 @@ def url(server: RunningServer) -> Iterator[str]:
         proxy.daemon_threads = True
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{proxy.server_address[1]}/below"
+        page.close()
         proxy.shutdown()
 
 
