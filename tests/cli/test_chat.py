@@ -30,13 +30,6 @@ COMMAND = [sys.executable, "-m", "chairlift"]
 POOL = ["--num-kv-blocks", "100", "--num-threads", "1"]
 
 
-def run(*arguments: str, text: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    own = {**os.environ, **environment}
-    return subprocess.run(
-        [*COMMAND, *arguments], input=text, env=own, capture_output=True, text=True, timeout=120, check=False
-    )
-
-
 @pytest.fixture(scope="module")
 def server(smollm2_gguf: Path) -> Iterator[RunningServer]:
     llm = AsyncLLM(model=str(smollm2_gguf), num_kv_blocks=200, num_threads=1, max_num_seqs=4)
@@ -125,8 +118,9 @@ def test_piped_lines_are_answered_by_an_engine_in_the_process(smollm2_gguf: Path
 
 
 def test_piped_lines_are_answered_by_a_server(server: RunningServer) -> None:
-    result = run("chat", "--url", f"{server.url}/v1", text="/set temperature 0\nWhat is the capital of France?\n")
-    assert result.returncode == 0, result.stderr
+    lines = "/set temperature 0\nWhat is the capital of France?\n"
+    result = invoke(["chat", "--url", f"{server.url}/v1"], text=lines)
+    assert result.exit_code == 0, result.stderr
     assert result.stdout.splitlines() == ["The capital of France is Paris."]
     wrong = invoke(["chat", "other", "--url", server.url], text="Hello\n")
     assert "model 'other' is not served here" in wrong.output
@@ -193,8 +187,8 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(server: RunningServer) -> No
     os.close(controller)
 
 
-def test_generate_reads_the_standard_input_and_streams() -> None:
-    result = run("generate", "--max-tokens", "8", *POOL, text="What is the capital of France?\n")
+def test_generate_reads_the_standard_input_and_streams(smollm2_gguf: Path) -> None:
+    result = invoke(["generate", "--max-tokens", "8", *POOL], text="What is the capital of France?\n")
     assert result.stdout == "The capital of France is Paris.\n"
 
 

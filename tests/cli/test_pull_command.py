@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from fake_hub import COMMIT, FakeHub
 
+from command_runner import invoke
 from waiting import AMPLE_SECONDS
 
 NAME = "tiny-org/tiny-model"
@@ -29,35 +30,40 @@ def hub(tiny_model_dir: Callable[..., Path]) -> Iterator[FakeHub]:
 
 
 @pytest.fixture
-def environment(hub: FakeHub, tmp_path: Path) -> dict[str, str]:
-    own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hub"), "CHAIRLIFT_CACHE": str(tmp_path / "own")}
+def environment(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The variables of a process that uses the hub. This process uses it, too."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    )
+    for name, value in {
+        "ENDPOINT": hub.url,
+        "HF_HUB_CACHE": str(tmp_path / "hub" / "hub"),
+        "HF_HUB_DISABLE_XET": True,
+    }.items():
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.setenv("CHAIRLIFT_CACHE", str(tmp_path / "own"))
+    own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hub")}
     return {**os.environ, **own, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "chairlift", *arguments]
-
-
-def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), env=environment, capture_output=True, text=True, timeout=AMPLE_SECONDS, check=False
-    )
-
-
-def test_a_model_of_the_hub_is_pulled_once(environment: dict[str, str], hub: FakeHub) -> None:
-    pulled = run(environment, "pull", NAME)
-    assert pulled.returncode == 0, pulled.stderr
+@pytest.mark.usefixtures("environment")
+def test_a_model_of_the_hub_is_pulled_once(hub: FakeHub) -> None:
+    pulled = invoke(["pull", NAME])
+    assert pulled.exit_code == 0, pulled.output
     folder = Path(pulled.stdout.strip())
     assert folder.name == COMMIT
     assert (folder / "config.json").read_bytes() == hub.files["config.json"]
     assert hub.num_sent["quantized/tiny.gguf"] == 0
-    assert run(environment, "pull", NAME).stdout == pulled.stdout
+    assert invoke(["pull", NAME]).stdout == pulled.stdout
 
 
 def test_an_interrupted_download_is_repeated(environment: dict[str, str], hub: FakeHub) -> None:
     hub.stall_after = 21 << 20
     file = f"{NAME}/quantized/tiny.gguf"
-    process = subprocess.Popen(command("pull", file), env=environment, stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "chairlift", "pull", file]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     assert hub.is_stalled.wait(AMPLE_SECONDS)
     time.sleep(1)
     process.kill()
@@ -65,8 +71,8 @@ def test_an_interrupted_download_is_repeated(environment: dict[str, str], hub: F
     hub.stop_stalling()
     before = hub.num_sent["quantized/tiny.gguf"]
     assert before == 21 << 20
-    pulled = run(environment, "pull", file)
-    assert pulled.returncode == 0, pulled.stderr
+    pulled = invoke(["pull", file])
+    assert pulled.exit_code == 0, pulled.output
     content = hub.files["quantized/tiny.gguf"]
     assert Path(pulled.stdout.strip()).read_bytes() == content
     assert hub.num_sent["quantized/tiny.gguf"] - before == len(content)
@@ -80,8 +86,8 @@ def test_an_interrupted_download_is_repeated(environment: dict[str, str], hub: F
         ("no such model", "there is no such file or folder"),
     ],
 )
-def test_an_unknown_model_is_an_error(environment: dict[str, str], model: str, message: str) -> None:
-    failed = run(environment, "pull", model)
-    assert failed.returncode == 2
-    assert message in failed.stderr
-    assert "Traceback" not in failed.stderr
+@pytest.mark.usefixtures("environment")
+def test_an_unknown_model_is_an_error(model: str, message: str) -> None:
+    failed = invoke(["pull", model])
+    assert failed.exit_code == 2
+    assert message in str(failed.exception)

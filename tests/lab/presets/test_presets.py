@@ -51,7 +51,7 @@ def test_vllm_fig3_equals_the_published_numbers() -> None:
         assert all(mean(result, label, measure) == value for measure, value in row.items())
 
 
-@pytest.mark.parametrize(("dataset", "count"), [("sharegpt", 400), ("alpaca", 1500)])
+@pytest.mark.parametrize(("dataset", "count"), [("sharegpt", 400), ("alpaca", 1000)])
 def test_batches_and_token_states_equal_the_published_ones(dataset: str, count: int) -> None:
     """With fewer requests than the preset; the numbers depend on lengths and memory only."""
     case = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}[dataset]
@@ -67,7 +67,7 @@ def test_batches_and_token_states_equal_the_published_ones(dataset: str, count: 
 
 
 def test_shares_of_memory_add_up() -> None:
-    result = run("vllm-fig2", 0, 150, seeds=1)
+    result = run("vllm-fig2", 0, 100, seeds=1)
     for label in result.rows:
         parts = [mean(result, label, name) for name in ("token_states", "reserved", "internal", "external")]
         assert sum(parts) == pytest.approx(100)
@@ -108,7 +108,9 @@ def test_paging_sustains_the_highest_rates() -> None:
     names = ["FasterTransformer = static, max", MAX, PAGED]
     limits = {"0.2 s": {"at_most": {"normalized_latency_mean": 0.2}}}
     ratio = {"of": PAGED, "measures": ["0.2 s"]}
-    result = run("vllm-fig12", 1, 60, cases=case, systems=names, limits=limits, ratio=ratio, published={})
+    result = run(
+        "vllm-fig12", 1, 60, cases=case, systems=names, limits=limits, ratio=ratio, published={}, tolerance=0.1
+    )
     static, reserving = (mean(result, f"Alpaca, {name}", "0.2 s") for name in names[:2])
     assert 0 < static < reserving
     assert result.rows[f"Alpaca, {PAGED}"]["0.2 s"] is None, "so few requests do not fill the memory"
@@ -117,7 +119,7 @@ def test_paging_sustains_the_highest_rates() -> None:
 
 def test_large_blocks_increase_latency_and_small_ones_do_not() -> None:
     cases = {"Alpaca": {"workload": {"histogram": "alpaca"}, "rates": [60]}}
-    result = run("vllm-fig18b", 0, 600, cases=cases, systems=["1", "16", "256"])
+    result = run("vllm-fig18b", 0, 400, cases=cases, systems=["1", "16", "256"])
     ratios = [result.ratio(label, "normalized_latency_mean") or 0.0 for label in result.rows]
     assert ratios[0] == pytest.approx(ratios[1], rel=0.02)
     assert min(ratios) == 1
