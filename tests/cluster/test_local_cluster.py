@@ -23,7 +23,7 @@ import pytest
 from benchmarks.ray_cluster import read_settings
 
 from chairlift.cluster.cluster_options import ClusterOptions
-from chairlift.cluster.local_cluster import LocalCluster, describe_ray_error, end_process, set_ray_variables
+from chairlift.cluster.local_cluster import LocalCluster, describe_ray_error, end_process
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from running_server import completion_body
@@ -155,23 +155,27 @@ def check_privacy(processes: list[psutil.Process]) -> None:
 
 
 RAY_WITH_AN_ACTOR = """
+import os
+os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
 from chairlift.cluster.local_cluster import set_ray_variables
 set_ray_variables()
 from chairlift.cluster.ray_processes import RayProcesses
 processes = RayProcesses(print, num_cpus=1, include_dashboard=False)
-import os, ray, sys
+import ray, sys
 actor = ray.remote(type("Actor", (), {"pid": lambda self: os.getpid()})).remote()
-print(processes.folder, ray.get(actor.pid.remote()), flush=True)
+mode = os.environ["RAY_AUTH_MODE"]
+print(processes.folder, ray.get(actor.pid.remote()), ray.util.get_node_ip_address(), mode, flush=True)
 sys.stdin.read()
 """
 
 
-def test_ray_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
-    """Its agents would continue for a minute."""
+def test_ray_listens_on_the_loopback_and_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    """It requires its token, whatever the environment says. Its agents would continue for a minute."""
     command, pipes = [sys.executable, "-c", RAY_WITH_AN_ACTOR], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with marked_process(command, str(tmp_path), **pipes) as process:
         assert process.stdout is not None
-        folder, actor = process.stdout.readline().split()
+        folder, actor, address, mode = process.stdout.readline().split()
+        assert (address, mode) == ("127.0.0.1", "token")
         assert int(actor) in {each.pid for each in processes_with(str(tmp_path))}
         process.kill()
         process.wait()
@@ -203,17 +207,6 @@ def test_a_host_with_other_users_is_rejected(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("RAY_ADDRESS", "")
     with pytest.raises(ConfigError, match=r"other users of this machine \(ann, bob\) .* give --allow-other-users"):
         LocalCluster(EngineConfig(num_threads=1), ClusterOptions(1))
-
-
-def test_a_ray_of_its_own_requires_its_token_and_listens_on_the_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the environment of the server says."""
-    for name, value in {"RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    set_ray_variables()
-    assert os.environ["RAY_AUTH_MODE"] == "token"
-    code = "import ray; print(ray.util.get_node_ip_address())"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True, env=os.environ).strip() == "127.0.0.1"
 
 
 def test_a_token_is_written_into_a_new_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,7 @@ def _gguf_target(folder: Path) -> Target:
 
     wholes = _whole_ggufs()
     header = wholes[0].index(bytes(256))
-    return _target("GGUF, damaged", damaged(wholes, header) | st.binary(max_size=200), load, 150)
+    return _target("GGUF, damaged", damaged(wholes, header) | st.binary(max_size=200), load, 100)
 
 
 _ODD_TEXTS = ["$A", "$B:1", ":", " ", "", "a b", "▁", "{{", "{% for %}", "a" * 3000]
@@ -256,7 +256,7 @@ def _safetensors_target(folder: Path) -> Target:
         weights.unused()
 
     deeps = st.sampled_from([struct.pack("<Q", len(text)) + text for text in deep()])
-    return _target("safetensors", damaged([whole], 8 + length) | files | st.binary(max_size=99) | deeps, load, 120)
+    return _target("safetensors", damaged([whole], 8 + length) | files | st.binary(max_size=99) | deeps, load, 80)
 
 
 # -- JSON ----------------------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def _config_target(folder: Path) -> Target:
         (model / "generation_config.json").write_bytes(case[1])
         load_config(ModelFiles("hf", model, "m"))
 
-    return _target("config.json", st.tuples(configs, st.just(b"{}") | generations), load, 150)
+    return _target("config.json", st.tuples(configs, st.just(b"{}") | generations), load, 100)
 
 
 def _tokenizer_target(folder: Path) -> Target:
@@ -291,7 +291,7 @@ def _tokenizer_target(folder: Path) -> Target:
         tokenizer = folder_tokenizer(model)
         assert all(isinstance(tokenizer.token_bytes(i), bytes) for i in tokenizer.encode("ab an <s>"))
 
-    return _target("tokenizer.json", cases, load, 100)
+    return _target("tokenizer.json", cases, load, 60)
 
 
 def _settings_target(folder: Path) -> Target:
@@ -310,4 +310,4 @@ def _settings_target(folder: Path) -> Target:
         assert tokenizer.encode("ab")
 
     cases = _as_json(altered([settings]) | JSON)
-    return _target("tokenizer_config.json", st.tuples(cases, st.just(b"{}") | cases), load, 120)
+    return _target("tokenizer_config.json", st.tuples(cases, st.just(b"{}") | cases), load, 80)

@@ -31,8 +31,8 @@ def test_requests_are_the_same_at_every_rate() -> None:
 @pytest.mark.parametrize("name", ["Orca (Max) = max", "Orca (Pow2) = pow2", "Orca (Oracle) = oracle", "vLLM = paged"])
 def test_steady_state_equals_the_report_with_true_lengths(name: str) -> None:
     """Finds the counted steps in the events, and computes their slots with `report.memory`."""
-    system = systems("vllm-fig2", 0, 150)[name]
-    events, tally = EventList(), SteadyStateTally(150)
+    system = systems("vllm-fig2", 0, 120)[name]
+    events, tally = EventList(), SteadyStateTally(120)
     sinks = EventBroadcaster(events, tally)
     simulate(at_rate(system.requests(2), math.inf), system.config, system.cost_model, sinks)
     steps = [event for event in events.events if isinstance(event, Step)]
@@ -40,7 +40,7 @@ def test_steady_state_equals_the_report_with_true_lengths(name: str) -> None:
     counted = []
     for index, step in enumerate(steps):
         seen |= set(step.admitted)
-        if WARM_UP_SHARE * 150 <= len(seen) < 150:
+        if WARM_UP_SHARE * 120 <= len(seen) < 120:
             counted.append(index)
             assert step.num_waiting > 0, "the queue is not empty"
     true_steps = steps_with_true_kinds(trace_events(events.events))

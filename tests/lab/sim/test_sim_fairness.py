@@ -101,7 +101,7 @@ WEIGHTS = st.fixed_dictionaries({}, optional={tenant: st.sampled_from([0.5, 2.0,
     batching=st.sampled_from(["continuous", "static"]),
     policy=st.sampled_from(["fair", "dlpm"]),
 )
-@settings(max_examples=80)
+@settings(max_examples=50)
 def test_service_of_waiting_tenants_stays_within_the_published_bound(
     seed: int,
     sizes: dict[str, tuple[int, int, int]],
