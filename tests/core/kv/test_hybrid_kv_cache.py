@@ -266,7 +266,7 @@ def test_salts_do_not_share_checkpoints() -> None:
     budget=st.integers(5, 20),
     acceptance=st.sampled_from([None, 0.0, 0.6, 1.0]),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_slots_are_in_one_use_and_hits_have_their_state(
     arrivals: list[tuple[list[int], int, int]],
     num_blocks: int,
@@ -311,7 +311,7 @@ def test_slots_are_in_one_use_and_hits_have_their_state(
     assert manager.checkpoints.num_used == len(manager.checkpoints._index)
 
 
-def test_two_thousand_requests_leave_nothing_behind() -> None:
+def test_a_thousand_requests_leave_nothing_behind() -> None:
     """Shared prefixes, groups, aborts, preemptions and evictions, in a pool that is far too small."""
     rng = random.Random(5)
     core, manager, _, events = make_hybrid_engine(
@@ -328,7 +328,7 @@ def test_two_thousand_requests_leave_nothing_behind() -> None:
     answers: dict[str, list[int]] = {}
     prompts: dict[str, tuple[list[int], int]] = {}
     aborted: set[str] = set()
-    for number in range(2000):
+    for number in range(1000):
         prompt = rng.choice(prefixes)[: rng.randint(1, 120)] + [rng.randrange(9) for _ in range(rng.randint(0, 60))]
         prompts[str(number)] = prompt, rng.randint(1, 60)
         leader = str(number - 1) if number and prompts[str(number - 1)][0] == prompt else None

@@ -131,7 +131,7 @@ LOADS = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 40), st.integers(1,
 
 
 @given(load=LOADS, seats=st.integers(1, 3), steps_ahead=st.integers(0, 1), starvation_steps=st.sampled_from([5, 40]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_no_wait_is_longer_than_the_starvation_rule_allows(
     load: list[tuple[int, int, int]], seats: int, steps_ahead: int, starvation_steps: int
 ) -> None:
