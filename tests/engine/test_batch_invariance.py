@@ -26,7 +26,7 @@ from request_runner import SAMPLING, RequestRunner, RequestSpec
 pytestmark = needs_native
 
 ISAS = [] if unavailable_reason() else load().available_isas()
-MAX_EXAMPLES = 6
+MAX_EXAMPLES = 4
 SPARE_BLOCKS = 40
 
 
@@ -150,7 +150,7 @@ def request_specs(low: int, high: int) -> st.SearchStrategy[RequestSpec]:
 
 
 REQUESTS = [
-    RequestSpec(20 + 3 * i, 20, stream=i % 2, own=2, sampling=name, arrival=i) for i, name in enumerate([*SAMPLING] * 2)
+    RequestSpec(20 + 3 * i, 14, stream=i % 2, own=2, sampling=name, arrival=i) for i, name in enumerate([*SAMPLING] * 2)
 ]
 LIMITS = {
     "preemptions": Limits(),

@@ -88,8 +88,10 @@ def answers_of(llm: LLM, names: list[str | None]) -> dict[str | None, list[list[
     return found
 
 
-@pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_native)])
-@pytest.mark.parametrize("squeeze", SQUEEZES)
+@pytest.mark.parametrize(
+    ("squeeze", "kernels"),
+    [("preempted", "torch"), *(pytest.param(squeeze, "native", marks=needs_native) for squeeze in SQUEEZES)],
+)
 def test_mixed_adapters_give_the_tokens_of_merged_models(
     squeeze: str, kernels: str, model: Path, adapters: dict[str, str], expected: dict[str | None, list[list[int]]]
 ) -> None:

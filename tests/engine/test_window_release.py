@@ -13,7 +13,6 @@ from chairlift.engine.startup.factory import build_engine
 from chairlift.events import EventList, Step
 from native import needs_native
 
-KERNEL_SETS = ["torch", pytest.param("native", marks=needs_native)]
 ARCHITECTURES = ["mistral", "qwen2", "gemma2", "gemma3", "ministral3", "smollm3", "olmo3", "phi3", "mixtral", "gpt_oss"]
 PROMPT = [3 + 7 * position % 250 for position in range(120)]
 NEW_TOKENS = 20
@@ -40,8 +39,13 @@ def run(folder: Path, **options: Any) -> tuple[list[list[int]], int]:
     return [output.outputs[0].token_ids for output in outputs], held
 
 
-@pytest.mark.parametrize("kernels", KERNEL_SETS)
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("arch", "kernels"),
+    [
+        *((arch, "torch") for arch in ("mistral", "gemma3", "gpt_oss")),
+        *(pytest.param(arch, "native", marks=needs_native) for arch in ARCHITECTURES),
+    ],
+)
 def test_released_windows_give_the_same_tokens_in_less_memory(
     arch: str, kernels: str, tiny_model_dir: Callable[..., Path]
 ) -> None:

@@ -20,7 +20,6 @@ from native import needs_native
 from packed_steps import Tables, pack
 from recurrences import state_step
 
-KERNEL_SETS = ("reference", "torch", pytest.param("native", marks=needs_native))
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 LONG_ROPE = {
@@ -190,7 +189,18 @@ def _inference_mode() -> Any:
         yield
 
 
-@pytest.fixture(params=CASES, scope="module")
+RUNS = [
+    pytest.param(case, kernels, marks=[needs_native] if kernels == "native" else [])
+    for case, (arch, _) in CASES.items()
+    for kernels in ("reference", "torch", "native")
+    if kernels != "reference" or case.startswith("llama") or case == arch
+]
+"""(case, kernels): the reference kernels compute one configuration of each architecture, and all of Llama."""
+
+with_all_runs = pytest.mark.parametrize(("folder", "kernels"), RUNS, indirect=["folder"], scope="module")
+
+
+@pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tiny_model_dir: Callable[..., Path]) -> Path:
     arch, overrides = CASES[request.param]
     return tiny_model_dir(arch, **overrides)
@@ -205,7 +215,7 @@ def load(folder: Path, kernels: str) -> DecoderModel:
     return model
 
 
-@lru_cache(maxsize=len(KERNEL_SETS))
+@lru_cache(maxsize=1)
 def shared_model(folder: Path, kernels: str) -> DecoderModel:
     """The model for both tests of a folder, of which the second one finds the states of the first."""
     return load(folder, kernels)
@@ -250,7 +260,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float 
     assert float((actual - expected).abs().amax(-1).median()) < 8e-4
 
 
-@pytest.mark.parametrize("kernels", KERNEL_SETS)
+@with_all_runs
 def test_prefill_of_whole_prompts(folder: Path, kernels: str) -> None:
     model, expected = shared_model(folder, kernels), expected_logits(folder)
     model.allocate_kv_cache(num_blocks=64, block_size=4)
@@ -259,7 +269,7 @@ def test_prefill_of_whole_prompts(folder: Path, kernels: str) -> None:
         assert_close(rows, expected[sequence], tolerance(folder))
 
 
-@pytest.mark.parametrize("kernels", KERNEL_SETS)
+@with_all_runs
 def test_steps_with_chunks_decodes_and_prefills(folder: Path, kernels: str) -> None:
     """Sequences start one after the other and advance by random numbers of tokens, mostly 1."""
     model, expected = shared_model(folder, kernels), expected_logits(folder)

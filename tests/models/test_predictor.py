@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from test_gguf_parity import write_gguf
-from test_models_parity import KERNEL_SETS, prompts
+from test_models_parity import prompts
 from transformers import AutoModelForCausalLM
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer
@@ -21,10 +21,12 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderL
 from chairlift.errors import ConfigError
 from chairlift.loading.resolve import load_config, open_weights, resolve_model
 from chairlift.models.decoder import DecoderModel, build_model
+from native import needs_native
 from packed_steps import Tables, pack
 from recurrences import state_step
 
 TOLERANCE = 2e-3
+KINDS = ("folder", "gguf")
 LAYERS = {
     "qwen3_5_text": Qwen3_5DecoderLayer,
     "qwen3_5_moe_text": Qwen3_5MoeDecoderLayer,
@@ -113,9 +115,11 @@ def predict(
     return list(model.predict(after, step.positions, hidden, plan).clone().split(counts))
 
 
-@pytest.mark.parametrize("kind", ["folder", "gguf"])
 @pytest.mark.parametrize("arch", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
-@pytest.mark.parametrize("kernels", KERNEL_SETS)
+@pytest.mark.parametrize(
+    ("kernels", "kind"),
+    [("reference", "folder"), ("torch", "folder"), *(pytest.param("native", k, marks=needs_native) for k in KINDS)],
+)
 def test_logits_are_those_of_the_reference(
     kernels: str, arch: str, kind: str, tiny_model_dir: Callable[..., Path], tmp_path: Path
 ) -> None:
