@@ -109,7 +109,7 @@ def test_paging_sustains_the_highest_rates() -> None:
     limits = {"0.2 s": {"at_most": {"normalized_latency_mean": 0.2}}}
     ratio = {"of": PAGED, "measures": ["0.2 s"]}
     result = run(
-        "vllm-fig12", 1, 60, cases=case, systems=names, limits=limits, ratio=ratio, published={}, tolerance=0.1
+        "vllm-fig12", 1, 60, cases=case, systems=names, limits=limits, ratio=ratio, published={}, tolerance=0.3
     )
     static, reserving = (mean(result, f"Alpaca, {name}", "0.2 s") for name in names[:2])
     assert 0 < static < reserving

@@ -219,7 +219,7 @@ def test_more_latency_allows_more_throughput() -> None:
 
 
 def test_orca_serves_more_than_static_batches_at_the_published_latency() -> None:
-    result = run("orca", 1, 12, tolerance=0.1, systems=[ORCA, SINGLE])
+    result = run("orca", 1, 12, tolerance=0.3, systems=[ORCA, SINGLE])
     ratio = result.ratio(SINGLE, "190 ms per token")
     assert ratio is not None
     assert ratio > 1
@@ -268,7 +268,7 @@ def test_a_strict_limit_allows_lower_rates_and_chunks_higher_ones() -> None:
     cases = study("sarathi", 1, 16).settings["cases"]
     shorter = {"workload": {"output_len": "uniform:1..60"}}
     chosen = {name: cases[name] | shorter for name in cases if name.startswith("mistral-7b, openchat")}
-    result = run("sarathi", 1, 16, cases=chosen, tolerance=0.1)
+    result = run("sarathi", 1, 16, cases=chosen, tolerance=0.3)
     strict, relaxed = ([mean(result, f"{case}, {name}", "the limit") for name in ("whole prompts", "chunked")]
                        for case in chosen)  # fmt: skip
     assert strict[0] <= relaxed[0], "a strict limit implies the relaxed one"
