@@ -13,7 +13,7 @@ namespace chairlift::CHAIRLIFT_ISA {
 
 // The rows and vectors of one tile, whose sums fill the registers beside the weights and one activation. Each activation
 // is loaded once for all vectors, and each weight once for all rows.
-constexpr int kBlockRows = kLanes == 16 ? 4 : 6;
+constexpr int kBlockRows = kProductRows;
 constexpr int kTileStripes = kLanes == 16 ? 3 : 1;
 constexpr int kStripeVectors = kStripe / kLanes;
 

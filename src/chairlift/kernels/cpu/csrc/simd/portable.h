@@ -22,6 +22,7 @@ constexpr int kLanes = CHAIRLIFT_LANES;
 #else
 constexpr int kLanes = 8;
 #endif
+constexpr int kProductRows = 4;
 
 // A vector is an array of parts of four lanes, because compilers keep types that are wider than the registers of the
 // machine in memory, and take minutes to combine the lanes of arrays of floats into vectors.

@@ -35,6 +35,13 @@ inline bool near(double got, double expected, double tolerance) { return std::fa
 // Reference loops over many values: sanitizers do not check them, which would take most of the time of the tests.
 #define UNCHECKED __attribute__((no_sanitize("address", "thread", "undefined")))
 
+// Whether only races are looked for, which depend on the numbers of tasks and not on the values and formats.
+#ifdef __SANITIZE_THREAD__
+constexpr bool kOnlyRaces = true;
+#else
+constexpr bool kOnlyRaces = false;
+#endif
+
 // Whether functions have not been tested before: instruction sets share those that they do not replace.
 template <typename Table>
 bool is_new(const Table& functions) {
