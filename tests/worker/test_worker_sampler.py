@@ -104,7 +104,7 @@ def _random_logits(seed: int, num_rows: int, vocab_size: int = VOCAB) -> torch.T
     return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(_requests(), st.integers(0, 1 << 32))
 def test_the_sampler_equals_the_reference(sampling: SamplingKernels, requests: list[NewRequest], seed: int) -> None:
     logits = _random_logits(seed, len(requests))
@@ -112,7 +112,7 @@ def test_the_sampler_equals_the_reference(sampling: SamplingKernels, requests: l
     assert sampled == [reference_sample(request, logits[i].numpy()) for i, request in enumerate(requests)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(_requests(), st.integers(0, 1 << 32), st.randoms(use_true_random=False))
 def test_the_sampled_token_does_not_depend_on_the_batch(
     sampling: SamplingKernels, requests: list[NewRequest], seed: int, shuffler: random.Random
