@@ -21,7 +21,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help tools venv native stub configure serve lesson test test-on-cluster fuzz fuzz-api fuzz-cost soak test-pages test-clients load-test test-wheel test-install test-without-compiler sanitize sanitize-address sanitize-thread check format bench wheel release clean
+.PHONY: help venv native stub configure serve lesson test test-on-cluster fuzz fuzz-api fuzz-cost soak test-pages test-clients load-test test-wheel test-install test-without-compiler sanitize sanitize-address sanitize-thread check format bench wheel release clean
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,8 +37,6 @@ $(TOOLS): constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP_INSTALL) $(BUILD_TOOLS)
 	@touch $@
-
-tools: $(TOOLS)
 
 $(INSTALLED): pyproject.toml constraints.txt $(TOOLS)
 	@echo "Installing torch and Chairlift into $(VENV). The first time takes minutes."
@@ -147,7 +145,8 @@ sanitize-address: KIND = address,undefined
 sanitize-thread: KIND = thread
 sanitize-address sanitize-thread: sanitize-%: $(TOOLS)
 	@cmake -S . -B build/sanitized-$* -G Ninja -DCHAIRLIFT_SANITIZE=$(KIND) > /dev/null
-	@MAKEFLAGS= cmake --build build/sanitized-$* --parallel
+# The other targets wait for the environment, so this compilation has the lowest priority.
+	@MAKEFLAGS= nice -n 19 cmake --build build/sanitized-$* --parallel
 	@build/sanitized-$*/kernel_tests
 
 check: venv ## Lint, format, types, import contracts, lines of each package.
