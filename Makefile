@@ -122,17 +122,19 @@ load-test: venv ## Put a server under guidellm's load: 8 streams, 64 requests.
 	  --profile kind=concurrent,streams=8 --constraint kind=max_requests,count=64 \
 	  --data kind=json_file,path=tests/clients/prompts.json
 
-# Other tests name their kernels, or do not depend on the kernels that were built. Of some files, these are a choice of those that compute or plan.
+# Other tests name their kernels, or do not depend on the kernels that were built. Of some files, these are a choice of
+# those that compute or plan.
 CLI_TESTS := serve_imports_no_laboratory_or_slow_library_and_ends_on_sigterm generate_prints_the_answers_in_order \
   bench_throughput_prints_a_table_or_one_json_line errors_end_with_a_message_and_status_2
 PLAN_TESTS := the_command_starts_what_was_planned torch_kernels_need_more_memory_than_a_quantized_file \
   a_calibrated_device_predicts_the_speed the_default_memory_is_that_of_serve
 LLM_TESTS := the_capital_of_france chat_uses_the_template_and_stops_by_itself a_seed_gives_the_same_answer_in_any_batch \
   logprobs_of_output_and_prompt
+DISK_TESTS := answers_after_a_restart_are_the_same a_conversation_goes_on_after_a_restart_with_the_same_bits_of_state
 WITHOUT_KERNELS = $(addprefix tests/,$(CLI_TESTS:%=cli/test_cli.py::test_%) $(PLAN_TESTS:%=cli/test_cli_plan.py::test_%) \
   $(addprefix engine/startup/test_,draft_model.py loaded_model.py required_memory.py token_budget.py) \
   $(LLM_TESTS:%=engine/test_llm.py::test_%) engine/test_async_llm.py::test_concurrent_streams_return_the_same_answers_as_single_ones \
-  engine/test_disk_prefix_cache.py::test_answers_after_a_restart_are_the_same loading/test_loading_quantized.py \
+  $(DISK_TESTS:%=engine/test_disk_prefix_cache.py::test_%) loading/test_loading_quantized.py \
   worker/test_worker_token_masks.py) \
   $(wildcard tests/kernels/test_kernels_native_*.py)
 

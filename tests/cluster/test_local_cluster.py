@@ -170,7 +170,7 @@ sys.stdin.read()
 
 
 def test_ray_listens_on_the_loopback_and_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
-    """It requires its token, whatever the environment says. Its agents would continue for a minute."""
+    """Ray requires its token although the environment disables it. Its agents would otherwise continue for a minute."""
     command, pipes = [sys.executable, "-c", RAY_WITH_AN_ACTOR], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with marked_process(command, str(tmp_path), **pipes) as process:
         assert process.stdout is not None

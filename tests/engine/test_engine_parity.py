@@ -47,21 +47,22 @@ HARDEST = "preempted"
 HARD = ["chunked", "small blocks", HARDEST, "preempted, cache off"]
 LAYOUTS = ["llama", "mistral", "gemma3", "gemma4", "granite4_h", "falcon_h1", "lfm2", "qwen3_5", "glm4_moe_lite"]
 """An architecture of each layout of memory: windows, groups of layers, shared K and V, kinds of state, and latents."""
-ALL_SQUEEZES = ["llama", "gemma4", "granite4_h"]
+FULLY_SQUEEZED = ["llama", "gemma4", "granite4_h"]
+WITH_TORCH = [*FULLY_SQUEEZED, "lfm2", "qwen3_5", "glm4_moe_lite"]
 
 
 def squeezed_runs() -> list[Any]:
     """(architecture, kernels, squeeze): the hardest squeeze of every architecture, and the hard ones of every layout of
-    memory, which is all that they depend on. The others are run with some layouts. With torch's kernels the kinds of
-    layouts are preempted; on a CUDA device, if there is one, all architectures are.
+    memory, which is all that they depend on. FULLY_SQUEEZED have the others too. The hardest is also run with torch's
+    kernels for WITH_TORCH, and on a CUDA device, if there is one, for all architectures.
 
     `test_models_parity.py` compares whole prompts and chunks of every architecture with every kernel set.
     """
     runs = []
     for arch in ARCHITECTURES:
         squeezes = HARD if arch in LAYOUTS else [HARDEST]
-        runs += [(arch, "native", squeeze) for squeeze in (SQUEEZES if arch in ALL_SQUEEZES else squeezes)]
-        if arch in ("llama", "gemma4", "granite4_h", "lfm2", "qwen3_5", "glm4_moe_lite"):
+        runs += [(arch, "native", squeeze) for squeeze in (SQUEEZES if arch in FULLY_SQUEEZED else squeezes)]
+        if arch in WITH_TORCH:
             runs.append((arch, "torch", HARDEST))
         if torch.cuda.is_available():
             runs.append((arch, "cuda", HARDEST))
@@ -180,7 +181,9 @@ def answers_with_logprobs(folder: Path, num_threads: int, **options: Any) -> lis
     ]
 
 
-INVARIANT = ["gemma2", "gemma3", "gemma4", "gpt_oss", "lfm2_moe", "qwen3_5", "ministral3", "granite"]
+INVARIANT = [
+    "gemma2", "gemma3", "gemma4", "gpt_oss", "lfm2_moe", "qwen3_5", "ministral3", "granite", "olmo3", "qwen3_5_moe",
+]  # fmt: skip
 """Architectures with kinds of layers that `test_batch_invariance.py` does not have."""
 
 
@@ -193,7 +196,7 @@ def test_logits_do_not_depend_on_batch_chunks_blocks_or_threads(
 ) -> None:
     """Rounding does not depend on the batch, the chunks, the block size or the number of threads.
 
-    Each format is run with the kinds of layers of two architectures. The tests of kernels have all formats.
+    Each format is run with the kinds of layers of two or three architectures. The tests of kernels have all formats.
     """
     folder = tiny_model_dir(arch)
     alone = answers_with_logprobs(folder, num_threads=1, max_num_seqs=1, **FORMATS[formats])

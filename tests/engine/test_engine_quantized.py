@@ -111,8 +111,8 @@ def test_engine_generates_the_tokens_of_transformers(checkpoint: tuple[str, Path
     found = answers(folder, kernels="torch", max_num_batched_tokens=16)
     for prompt, answer in zip(prompts().values(), found, strict=True):
         assert len(answer) == NEW_TOKENS
-        logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
-        assert answer == logits.argmax(-1).tolist()
+        scores = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+        assert answer == scores.argmax(-1).tolist()
 
 
 @needs_native

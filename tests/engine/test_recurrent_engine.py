@@ -92,7 +92,7 @@ def test_tokens_do_not_depend_on_how_requests_are_computed(
     preempted, events = generate(folder, kernels=kernels, num_kv_blocks=40, max_num_batched_tokens=32)
     assert preempted == alone
     assert sum(len(e.preempted) for e in events if isinstance(e, Step)) > 0
-    if kernels == "torch" or arch not in KINDS:  # Groups and policies depend on neither kernels nor layers.
+    if kernels == "torch" or arch not in KINDS:  # Groups and policies are run once for each kind of state.
         return
     siblings, _ = generate(folder, n=3, kernels=kernels)
     assert siblings == [tokens for tokens in alone for _ in range(3)]

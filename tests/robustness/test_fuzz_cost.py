@@ -24,7 +24,7 @@ from operations import count_operations
 from server.api_model import with_api_tokenizer
 
 MAX_RATIO = 2.6
-SMALLEST = 2 << 10
+SMALLEST = 4 << 10
 """Bytes of the smallest of three bodies, each twice as large as the one before."""
 
 FEW_OPERATIONS = 2000

@@ -461,6 +461,7 @@ def peak_bytes(core: EngineCore) -> int:
 GREEDY = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
 FLAT = SamplingParams(temperature=90, top_p=0.9999, logprobs=3, frequency_penalty=1.0, max_tokens=2, ignore_eos=True)
 OF_PROMPT = SamplingParams(temperature=0, prompt_logprobs=3, max_tokens=1, ignore_eos=True)
+NAMES = {id(GREEDY): "greedy", id(FLAT): "flat", id(OF_PROMPT): "of_prompt"}
 
 
 @pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_native)])
@@ -470,6 +471,7 @@ OF_PROMPT = SamplingParams(temperature=0, prompt_logprobs=3, max_tokens=1, ignor
         *product(["llama", "mistral", "gemma4", "gpt_oss", "qwen3_moe", "glm4_moe_lite", "opt"], [GREEDY]),
         *product(["llama", "gemma4"], [FLAT, OF_PROMPT]),  # Logits and samples do not depend on the layers.
     ],
+    ids=lambda value: NAMES[id(value)] if isinstance(value, SamplingParams) else None,
 )
 def test_a_step_stays_below_the_planned_activations(
     arch: str, params: SamplingParams, kernels: str, tiny_model_dir: Callable[..., Path]

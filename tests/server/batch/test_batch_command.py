@@ -21,7 +21,7 @@ from tiny_tokenizer import add_tokenizer
 from waiting import AMPLE_SECONDS, wait_for
 
 ENGINE = {"num_kv_blocks": 120, "num_threads": 1, "max_num_seqs": 4, "max_num_batched_tokens": 64}
-NUM_LINES = 40
+NUM_LINES = 55
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ using F = __m256;
 using I = __m256i;
 using M = __m256;
 constexpr int kLanes = 8;
-constexpr int kProductRows = 6;  // whose sums fill the registers
+constexpr int kProductRows = 6;  // the rows of a product whose sums fill the registers
 
 alignas(32) static const int32_t kLaneMasks[16] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
 static inline __m256i first_lanes(int n) {

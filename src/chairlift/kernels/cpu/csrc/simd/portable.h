@@ -22,7 +22,12 @@ constexpr int kLanes = CHAIRLIFT_LANES;
 #else
 constexpr int kLanes = 8;
 #endif
+// The rows of a product whose sums fill the registers.
+#ifdef __aarch64__
+constexpr int kProductRows = 6;
+#else
 constexpr int kProductRows = 4;
+#endif
 
 // A vector is an array of parts of four lanes, because compilers keep types that are wider than the registers of the
 // machine in memory, and take minutes to combine the lanes of arrays of floats into vectors.

@@ -35,7 +35,7 @@ inline bool near(double got, double expected, double tolerance) { return std::fa
 // Reference loops over many values: sanitizers do not check them, which would take most of the time of the tests.
 #define UNCHECKED __attribute__((no_sanitize("address", "thread", "undefined")))
 
-// Whether only races are looked for, which depend on the numbers of tasks and not on the values and formats.
+// Whether only races are looked for: a format of each way in which threads share rows, weights and memory is enough.
 #ifdef __SANITIZE_THREAD__
 constexpr bool kOnlyRaces = true;
 #else

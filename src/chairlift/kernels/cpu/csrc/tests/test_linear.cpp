@@ -481,7 +481,7 @@ void test_linear() {
   check_outlier_channels();
   check_packing(random);
   using W = WeightFormat;
-  const std::vector<W> formats = kOnlyRaces ? std::vector<W>{W::q4_0, W::int8} : new_formats();
+  const std::vector<W> formats = kOnlyRaces ? std::vector<W>{W::q4_0, W::q6_k, W::int8, W::bf16} : new_formats();
   check_many_rows(random, formats);
   check_feeds(random, formats);
   check_products(random, formats);
