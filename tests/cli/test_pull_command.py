@@ -86,8 +86,11 @@ def test_an_interrupted_download_is_repeated(environment: dict[str, str], hub: F
         ("no such model", "there is no such file or folder"),
     ],
 )
-@pytest.mark.usefixtures("environment")
-def test_an_unknown_model_is_an_error(model: str, message: str) -> None:
-    failed = invoke(["pull", model])
-    assert failed.exit_code == 2
-    assert message in str(failed.exception)
+def test_an_unknown_model_is_an_error(environment: dict[str, str], model: str, message: str) -> None:
+    command = [sys.executable, "-m", "chairlift", "pull", model]
+    failed = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=AMPLE_SECONDS, check=False
+    )
+    assert failed.returncode == 2
+    assert message in failed.stderr
+    assert "Traceback" not in failed.stderr

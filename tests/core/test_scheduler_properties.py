@@ -277,7 +277,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestSchedulerMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
 @given(
@@ -290,7 +290,7 @@ TestSchedulerMachine.settings = settings(max_examples=80, stateful_step_count=40
     acceptance=st.sampled_from([None, 0.0, 0.6, 1.0]),
     checkpoints=CHECKPOINTS,
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_tokens_do_not_depend_on_budget_pool_cache_or_other_requests(
     requests: list[tuple[list[int], int]],
     budget: int,
