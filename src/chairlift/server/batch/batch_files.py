@@ -33,9 +33,6 @@ MAX_LINE_BYTES: Final = 9 << 20
 MAX_LINES: Final = 1 << 20
 """The maximum number of lines of a batch file."""
 
-DONE, WITH_ID, WITHOUT_ID = range(3)
-"""The states of a line: blank or answered; unanswered with a `custom_id`; and unanswered without one, which is an
-invalid request."""
 
 RESULT_START: Final = b'{"id":"batch_req_'
 START_BYTES: Final = 64
@@ -133,7 +130,7 @@ def answer_line(
 
 
 class BatchIndex:
-    """The lines of a batch file, by number and by `custom_id`. The file stays open, because it is read twice.
+    """The lines of a batch file without a result. The file stays open, because it is read twice.
 
     Raises:
         ConfigError: the file cannot be read, has more than MAX_LINES lines, or two lines have the same `custom_id`.
@@ -141,8 +138,8 @@ class BatchIndex:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._numbers: dict[str, int] = {}
-        self._states = bytearray(1)  # Index 0 is not used: lines are counted from 1.
+        self._unanswered: dict[str | int, int] = {}
+        """The numbers of the lines by `custom_id`, or by number for those without one, which are invalid requests."""
         try:
             self._file = os.fdopen(open_regular_file(path), "rb")
             self._read()
@@ -153,7 +150,7 @@ class BatchIndex:
     @property
     def num_unanswered(self) -> int:
         """The number of lines without a result."""
-        return len(self._states) - self._states.count(DONE)
+        return len(self._unanswered)
 
     def mark_answered(self, custom_id: str | None, number: int | None = None) -> bool:
         """Mark the line of a `custom_id` as answered; return False if there is no such line without a result.
@@ -161,32 +158,29 @@ class BatchIndex:
         Args:
             number: the number of the line, which a line without a `custom_id` has instead.
         """
-        known = number or 0 if custom_id is None else self._numbers.get(custom_id, 0)
-        state = WITHOUT_ID if custom_id is None else WITH_ID
-        if number not in (None, known) or not 0 < known < len(self._states) or self._states[known] != state:
-            return False
-        self._states[known] = DONE
-        return True
+        key = number or 0 if custom_id is None else custom_id
+        is_known = key in self._unanswered and number in (None, self._unanswered[key])
+        if is_known:
+            del self._unanswered[key]
+        return is_known
 
     def unanswered(self) -> Iterator[tuple[int, bytes]]:
         """Read the lines without a result from the file, with their numbers. Those that were appended since the index
         was built belong to the next run."""
+        numbers = set(self._unanswered.values())
         with self._file:
             self._file.seek(0)
-            for number, line in read_lines(self._file):
-                if number >= len(self._states):
-                    return
-                if self._states[number] != DONE:
-                    yield number, line
+            yield from ((number, line) for number, line in read_lines(self._file) if number in numbers)
 
     def _read(self) -> None:
-        """Find the line of each `custom_id`, and the state of each line."""
         for number, line in read_lines(self._file):
             if number > MAX_LINES:
                 raise ConfigError(f"{self.path} has more than {MAX_LINES:,} lines: split it into several batches")
             custom_id = read_custom_id(line)
-            self._states.append(WITH_ID if custom_id is not None else WITHOUT_ID if line.strip() else DONE)
-            if custom_id is not None and (earlier := self._numbers.setdefault(custom_id, number)) != number:
+            if custom_id is None and not line.strip():
+                continue
+            earlier = self._unanswered.setdefault(number if custom_id is None else custom_id, number)
+            if earlier != number:
                 raise ConfigError(
                     f"{self.path}, line {number}: custom_id {custom_id!r:.80} is that of line {earlier}. Results are "
                     "matched to requests by custom_id: give each line a different custom_id"

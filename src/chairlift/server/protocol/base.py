@@ -10,39 +10,22 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from chairlift.errors import RequestError
 
-MAX_FIELDS: Final = 256
-"""The maximum number of fields of one object in a request."""
-
-MAX_MESSAGES: Final = 4096
-"""The maximum number of messages of a conversation, or of input items of /v1/responses."""
-
-MAX_CONTENT_PARTS: Final = 1024
-"""The maximum number of parts (blocks) in the content of one message."""
-
-MAX_TOOLS: Final = 512
-"""The maximum number of tools of a request, and of tools in `tool_choice`."""
-
-MAX_TOOLS_BYTES: Final = 512 << 10
-"""The maximum size of all tool definitions of a request as JSON, in bytes."""
-
-MAX_TOOL_CALLS: Final = 256
-"""The maximum number of tool calls in one message of the assistant."""
-
-MAX_DOCUMENTS: Final = 1024
-"""The maximum number of documents for the chat template."""
-
-MAX_PROMPTS: Final = 2048
-"""The maximum number of prompts of one call to /v1/completions."""
-
-MAX_METADATA: Final = 16
-"""The maximum number of pairs in `metadata`, with keys of at most 64 and values of at most 512 characters (OpenAI)."""
+MAX_FIELDS: Final = 256  # of one object
+MAX_MESSAGES: Final = 4096  # of a conversation; also input items of /v1/responses
+MAX_CONTENT_PARTS: Final = 1024  # of one message
+MAX_TOOLS: Final = 512  # of a request; also of `tool_choice`
+MAX_TOOLS_BYTES: Final = 512 << 10  # of all tools of a request as JSON
+MAX_TOOL_CALLS: Final = 256  # of one message
+MAX_DOCUMENTS: Final = 1024  # for the chat template
+MAX_PROMPTS: Final = 2048  # of one call
+MAX_METADATA: Final = 16  # As at OpenAI, like the lengths of keys and values.
 
 MetadataKey = Annotated[str, Field(max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
@@ -179,6 +162,26 @@ class RequestBody(BaseModel):
         schema = handler(source)
         _set_fail_fast(handler.resolve_ref_schema(schema))
         return schema
+
+
+class ReceivedObject(RequestBody):
+    """An object that a server has produced, or a tool that only another server has. Unknown fields are ignored."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class CacheControl(RequestBody):
+    """A cache breakpoint of Anthropic. It has no effect, because the prefix cache finds equal prefixes without it."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+    scope: str | None = None
+
+
+class CacheableObject(RequestBody):
+    """A part of a prompt that may end with a cache breakpoint."""
+
+    cache_control: CacheControl | None = None
 
 
 def field_of(value: Any, name: str) -> Any:

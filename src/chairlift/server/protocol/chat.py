@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 
 from chairlift.errors import RequestError
 from chairlift.loading.text.chat_template import RESERVED_VARIABLES
@@ -17,12 +17,13 @@ from chairlift.server.protocol.base import (
     MAX_MESSAGES,
     MAX_TOOL_CALLS,
     MAX_TOOLS,
-    RequestBody,
+    CacheableObject,
+    ReceivedObject,
     Timings,
     UsageInfo,
     omitted_if_null,
 )
-from chairlift.server.protocol.compatibility_fields import CacheControl, ChatCompatibilityFields
+from chairlift.server.protocol.compatibility_fields import ChatCompatibilityFields
 from chairlift.server.protocol.sampling import SamplingFields
 from chairlift.server.protocol.tools import FunctionTool, ToolCall, ToolCallParam, ToolChoice
 from chairlift.server.protocol.turns import merge_leading_system
@@ -34,22 +35,19 @@ would be found in the cache. Only Anthropic reads it."""
 
 NAMED_KEY: Final = re.compile(r"[\w.-]{1,64}", re.ASCII)
 """Additional fields of messages that `ignored_content` can name in a header."""
-
 MAX_NAMED_KEYS: Final = 16
 
 
-class TextPart(RequestBody):
+class TextPart(CacheableObject):
     type: Literal["text"]
     text: str
-    cache_control: CacheControl | None = None
 
 
-class AnswerText(TextPart):
-    model_config = ConfigDict(extra="allow")
+class AnswerText(TextPart, ReceivedObject):
+    """A text of an earlier answer."""
 
 
-class RefusalPart(RequestBody):
-    model_config = ConfigDict(extra="allow")
+class RefusalPart(ReceivedObject):
     type: Literal["refusal"]
     refusal: str
 
@@ -58,10 +56,9 @@ class RefusalPart(RequestBody):
         return self.refusal
 
 
-class ThinkingPart(RequestBody):
+class ThinkingPart(ReceivedObject):
     """Reasoning as a part of the content, as some servers return it."""
 
-    model_config = ConfigDict(extra="allow")
     type: Literal["thinking"]
     thinking: str | list[TextPart]
     text: ClassVar[str] = ""
@@ -77,13 +74,12 @@ def plain_text(content: str | Sequence[TextPart | RefusalPart | ThinkingPart]) -
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-class PromptMessage(RequestBody):
+class PromptMessage(CacheableObject):
     """A message of the system, the developer or the user."""
 
     role: Literal["system", "developer", "user"]
     content: Text
     name: str | None = None
-    cache_control: CacheControl | None = None
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it, with its content as one string."""
@@ -98,27 +94,23 @@ class PromptMessage(RequestBody):
         return [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
 
 
-class ToolMessage(RequestBody):
+class ToolMessage(CacheableObject):
     """The result of a tool call."""
 
     role: Literal["tool"]
     content: Text
     tool_call_id: str
     name: str | None = None
-    cache_control: CacheControl | None = None
 
     def for_template(self) -> dict[str, Any]:
         message = {"role": "tool", "content": plain_text(self.content), "tool_call_id": self.tool_call_id}
         return message if self.name is None else {**message, "name": self.name}
 
 
-class AssistantMessage(RequestBody):
-    """An earlier answer, which may be sent back as it was received, cut or empty.
+class AssistantMessage(CacheableObject, ReceivedObject):
+    """An earlier answer, which may be sent back as it was received, cut or empty. `reasoning` is vLLM's name of
+    `reasoning_content`."""
 
-    Fields that a server or a client has added are ignored. `reasoning` is vLLM's name of `reasoning_content`.
-    """
-
-    model_config = ConfigDict(extra="allow")
     role: Literal["assistant"]
     content: str | Annotated[list[AnswerPart], Field(max_length=MAX_CONTENT_PARTS)] | None = None
     name: str | None = None
@@ -126,7 +118,6 @@ class AssistantMessage(RequestBody):
     reasoning_content: str | None = None
     reasoning: Any = None
     refusal: str | None = None
-    cache_control: CacheControl | None = None
     # -- These fields of a received answer are null, because a call or speech would be lost without them. --
     function_call: None = None
     audio: None = None
@@ -192,9 +183,7 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
     _is_converted: bool = PrivateAttr(False)
 
     @classmethod
-    def from_fields(
-        cls, fields: dict[str, Any], optional_variables: dict[str, Any] | None = None
-    ) -> ChatCompletionRequest:
+    def from_fields(cls, fields: dict[str, Any], **optional_variables: Any) -> ChatCompletionRequest:
         """The request with these fields, converted from another API; raises RequestError if they are invalid.
 
         Args:
@@ -207,7 +196,7 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
             message, field = describe_validation_errors(cls, error.errors(), fields)
             raise RequestError(f"converted to a chat: {message}", field) from None
         chat.structured_outputs = fields.get("structured_outputs")
-        chat._optional_variables = optional_variables or {}
+        chat._optional_variables = optional_variables
         chat._is_converted = True
         return chat
 
@@ -230,13 +219,11 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
 
     def output_limit(self) -> int | None:
         """The maximum number of output tokens; None if only the context limits it."""
-        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
-            raise RequestError(
-                f"max_tokens={self.max_tokens} and max_completion_tokens={self.max_completion_tokens} disagree: "
-                "send only one of them",
-                "max_completion_tokens",
-            )
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        given = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(given) > 1:
+            values = f"max_tokens={self.max_tokens} and max_completion_tokens={self.max_completion_tokens}"
+            raise RequestError(f"{values} disagree: send only one of them", "max_completion_tokens")
+        return next(iter(given), None)
 
     @property
     def chat_field_names(self) -> dict[str, str]:

@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from chairlift.server.protocol.base import (
     MAX_FIELDS,
     MAX_METADATA,
+    CacheControl,
     Metadata,
     MetadataKey,
     MetadataValue,
+    ReceivedObject,
     RequestBody,
     advisory,
     limit_entries,
@@ -39,14 +41,6 @@ def _without_content(value: Any) -> Any:
 AnyFields = Annotated[dict[str, Any], limit_entries(MAX_FIELDS), AfterValidator(_without_content)]
 AnyList = Annotated[list[Any], AfterValidator(_without_content)]
 ServiceTier = Literal["auto", "default", "standard_only", "flex", "scale", "priority", "fast", "ultrafast"]
-
-
-class CacheControl(RequestBody):
-    """A cache breakpoint of Anthropic. It has no effect, because the prefix cache finds equal prefixes without it."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-    scope: str | None = None
 
 
 class CompatibilityFields(RequestBody):
@@ -132,10 +126,9 @@ class ResponsesCompatibilityFields(CompatibilityFields):
     )
 
 
-class ContextEdit(RequestBody):
+class ContextEdit(ReceivedObject):
     """A way of Anthropic to shorten a conversation, with its settings."""
 
-    model_config = ConfigDict(extra="allow")
     type: Annotated[str, Field(pattern=r"^(clear_thinking|clear_tool_uses|compact)_[0-9]{8}$")]
 
 

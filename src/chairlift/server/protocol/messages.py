@@ -7,21 +7,23 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag
 
 from chairlift.errors import ContextLengthError, RequestError
 from chairlift.server.protocol.base import (
     MAX_CONTENT_PARTS,
     MAX_MESSAGES,
     MAX_TOOLS,
+    CacheableObject,
     ErrorInfo,
+    ReceivedObject,
     RequestBody,
     Timings,
     field_of,
     omitted_if_null,
 )
 from chairlift.server.protocol.chat import BILLING_LINE, MAX_NAMED_KEYS, ChatCompletionRequest
-from chairlift.server.protocol.compatibility_fields import AnyFields, CacheControl, MessagesCompatibilityFields
+from chairlift.server.protocol.compatibility_fields import AnyFields, MessagesCompatibilityFields
 from chairlift.server.protocol.sampling import EngineFields, StopStrings
 from chairlift.server.protocol.tools import ToolName
 from chairlift.server.protocol.turns import combine_turns
@@ -48,13 +50,12 @@ NO_CHANGES: Final[tuple[Any, ...]] = (None, False, [], ["direct"])
 """The values of fields of tools that describe what the server does anyway."""
 
 
-class Hosted(RequestBody):
+class Hosted(ReceivedObject):
     """A tool or a block that only Anthropic's service can execute or read. It is skipped.
 
     In the result of a call it may be a tool that a search has found, which is part of the prompt anyway.
     """
 
-    model_config = ConfigDict(extra="allow")
     type: str
     tool_name: str = ""
 
@@ -69,10 +70,9 @@ def _form(value: Any) -> str:
     return "hosted" if isinstance(kind, str) and HOSTED.fullmatch(kind) else kind or "custom"
 
 
-class TextBlock(RequestBody):
+class TextBlock(CacheableObject):
     type: Literal["text"]
     text: str
-    cache_control: CacheControl | None = None
     citations: list[Any] | None = Field(None, description="Part of a received block; has no effect.")
     parsed_output: Any = Field(None, description="Added by Anthropic's client; has no effect.")
 
@@ -80,12 +80,11 @@ class TextBlock(RequestBody):
 TextBlocks = Annotated[list[TextBlock], Field(max_length=MAX_CONTENT_PARTS)]
 
 
-class ToolUseBlock(RequestBody):
+class ToolUseBlock(CacheableObject):
     type: Literal["tool_use"]
     id: str
     name: str
     input: Any = Field(description="An object, or a string with the arguments of a call that was cut.")
-    cache_control: CacheControl | None = None
     caller: dict[str, Any] | None = Field(None, description="Part of a received block; has no effect.")
     toolset_name: str | None = Field(None, description="Part of a received block; has no effect.")
 
@@ -93,12 +92,11 @@ class ToolUseBlock(RequestBody):
 ResultBlock = Annotated[Annotated[TextBlock, Tag("text")] | Annotated[Hosted, Tag("hosted")], Discriminator(_form)]
 
 
-class ToolResultBlock(RequestBody):
+class ToolResultBlock(CacheableObject):
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | Annotated[list[ResultBlock], Field(max_length=MAX_CONTENT_PARTS)] | None = None
     is_error: bool = False
-    cache_control: CacheControl | None = None
 
 
 class ThinkingBlock(RequestBody):
@@ -122,13 +120,12 @@ class MessageParam(RequestBody):
     content: str | Annotated[list[Block], Field(max_length=MAX_CONTENT_PARTS)]
 
 
-class MessagesTool(RequestBody):
+class MessagesTool(CacheableObject):
     name: ToolName
     type: Literal["custom"] | None = None
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
-    cache_control: CacheControl | None = None
     defer_loading: bool | None = Field(None, description="Has no effect: all tools are part of the prompt.")
     input_examples: list[Any] | None = Field(None, description="Has no effect: write them into the description.")
     allowed_callers: list[str] | None = Field(None, description="Has no effect: only the model calls tools.")
@@ -194,7 +191,7 @@ class ConversationFields(RequestBody):
     def to_chat(self) -> ChatCompletionRequest:
         """The corresponding chat request; raises RequestError."""
         variables = {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
-        return ChatCompletionRequest.from_fields(self.chat_fields(), variables)
+        return ChatCompletionRequest.from_fields(self.chat_fields(), **variables)
 
     def chat_fields(self) -> dict[str, Any]:
         """The corresponding fields of a chat request; raises RequestError."""
@@ -292,10 +289,8 @@ def _call(block: ToolUseBlock) -> dict[str, Any]:
 
 
 def _function(tool: MessagesTool) -> dict[str, Any]:
-    function = {"name": tool.name, "parameters": tool.input_schema, "strict": tool.strict}
-    if tool.description is not None:
-        function["description"] = tool.description
-    return {"type": "function", "function": function}
+    function = tool.model_dump(include={"name", "description", "strict"}, exclude_none=True)
+    return {"type": "function", "function": {**function, "parameters": tool.input_schema}}
 
 
 def _choice(choice: MessagesToolChoice) -> Any:

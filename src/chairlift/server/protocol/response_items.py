@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from chairlift.errors import RequestError
-from chairlift.server.protocol.base import MAX_CONTENT_PARTS, RequestBody, field_of
+from chairlift.server.protocol.base import MAX_CONTENT_PARTS, ReceivedObject, RequestBody, field_of
 from chairlift.server.protocol.chat import keys_with_values
 from chairlift.server.protocol.response_tools import CUSTOM_ARGUMENT, OfferedTools, ResponsesTools
 
@@ -53,17 +53,11 @@ class InputMessage(RequestBody):
     status: ReturnedValue = None
 
 
-class ReceivedItem(RequestBody):
-    """An item that a server has produced. Fields that a server or a client has added are ignored."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-class InputAnswer(InputMessage, ReceivedItem):
+class InputAnswer(InputMessage, ReceivedObject):
     """A message of the assistant."""
 
 
-class InputFunctionCall(ReceivedItem):
+class InputFunctionCall(ReceivedObject):
     type: Literal["function_call"]
     call_id: str
     name: str
@@ -71,7 +65,7 @@ class InputFunctionCall(ReceivedItem):
     namespace: str | None = None
 
 
-class InputCustomCall(ReceivedItem):
+class InputCustomCall(ReceivedObject):
     type: Literal["custom_tool_call"]
     call_id: str
     name: str
@@ -96,7 +90,7 @@ class InputCallOutput(RequestBody):
     created_by: ReturnedValue = None
 
 
-class InputReasoning(ReceivedItem):
+class InputReasoning(ReceivedObject):
     type: Literal["reasoning"]
     summary: Annotated[InputParts, Field(default_factory=list)]
     content: InputParts | None = None
@@ -108,10 +102,9 @@ class ItemReference(RequestBody):
     id: str
 
 
-class OtherItem(RequestBody):
+class OtherItem(ReceivedObject):
     """An item of a tool that is not a function, or a declaration of tools within the conversation."""
 
-    model_config = ConfigDict(extra="allow")
     type: str
     id: str | None = None
     call_id: str | None = None
@@ -165,7 +158,7 @@ class ConvertedInput:
                 message["reasoning_content"] = "".join(message["reasoning_content"])
 
     def _add(self, item: InputItem, index: int) -> None:
-        if isinstance(item, ReceivedItem):
+        if isinstance(item, ReceivedObject) and not isinstance(item, OtherItem):
             extra = item.model_extra or {}
             self.ignored |= {f"input.{name}" for name in keys_with_values(extra) if name not in RETURNED_FIELDS}
         if isinstance(item, InputAnswer):

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from chairlift.errors import RequestError
-from chairlift.server.protocol.base import MAX_TOOLS, RequestBody, field_of
+from chairlift.server.protocol.base import MAX_TOOLS, ReceivedObject, RequestBody, field_of
 from chairlift.server.protocol.tools import ToolName
 
 MAX_NAME_LENGTH: Final = 128
@@ -77,8 +77,7 @@ class CustomTool(ClientTool):
         return {"description": "\n\n".join(filter(None, parts)) or None, "parameters": schema}
 
 
-class ResponsesHostedTool(RequestBody):
-    model_config = ConfigDict(extra="allow")
+class ResponsesHostedTool(ReceivedObject):
     type: Annotated[str, AfterValidator(_check_hosted)]
 
 

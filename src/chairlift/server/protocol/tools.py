@@ -6,34 +6,31 @@ import json
 from collections import Counter
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from pydantic_core import from_json
 
 from chairlift.errors import RequestError
-from chairlift.server.protocol.base import MAX_TOOLS, MAX_TOOLS_BYTES, RequestBody
-from chairlift.server.protocol.compatibility_fields import CacheControl
+from chairlift.server.protocol.base import MAX_TOOLS, MAX_TOOLS_BYTES, CacheableObject, ReceivedObject, RequestBody
 
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
 
 
-class FunctionDefinition(RequestBody):
+class FunctionDefinition(CacheableObject):
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = Field(
         None, description="A JSON schema of the arguments. Default: no arguments."
     )
     strict: bool | None = Field(None, description="true: the arguments follow the schema also with tool_choice `auto`.")
-    cache_control: CacheControl | None = None
 
     def for_template(self) -> dict[str, Any]:
         """The definition as chat templates expect it."""
         return self.model_dump(exclude={"strict", "cache_control"}, exclude_none=True)
 
 
-class FunctionTool(RequestBody):
+class FunctionTool(CacheableObject):
     type: Literal["function"]
     function: FunctionDefinition
-    cache_control: CacheControl | None = None
 
 
 class FunctionName(RequestBody):
@@ -62,16 +59,14 @@ class AllowedToolsChoice(RequestBody):
 ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice
 
 
-class FunctionCallParam(RequestBody):
-    model_config = ConfigDict(extra="allow")
+class FunctionCallParam(ReceivedObject):
     name: str
     arguments: str | None = None
 
 
-class ToolCallParam(RequestBody):
-    """A tool call of an earlier answer. Fields that a client has added are ignored."""
+class ToolCallParam(ReceivedObject):
+    """A tool call of an earlier answer."""
 
-    model_config = ConfigDict(extra="allow")
     id: str
     type: Literal["function"] = "function"
     function: FunctionCallParam
@@ -124,27 +119,17 @@ def check_tools(tools: list[FunctionTool]) -> None:
 
 
 def select_tools(tools: list[FunctionTool], choice: ToolChoice | None) -> tuple[list[FunctionTool], str]:
-    """The tools that the model may call, and the mode: `none`, `auto`, `required` or `named`.
-
-    Raises:
-        RequestError: the choice requires a tool that is not declared.
-    """
+    """The tools that the model may call, and the mode: `none`, `auto`, `required` or `named`; raises RequestError if
+    the choice requires a tool that is not declared."""
     check_tools(tools)
     if isinstance(choice, NamedTool):
         return _named(tools, [choice.function.name]), "named"
     if isinstance(choice, AllowedToolsChoice):
-        allowed = [tool.function.name for tool in choice.allowed_tools.tools]
-        mode = choice.allowed_tools.mode
-        return _named(tools, allowed), mode
-    if not tools:
-        if choice == "required":
-            raise RequestError(
-                "tool_choice must not be 'required' without tools: declare at least one tool", "tool_choice"
-            )
-        return [], "none"
-    if choice == "none":
-        return [], "none"
-    return tools, choice or "auto"
+        return _named(tools, [tool.function.name for tool in choice.allowed_tools.tools]), choice.allowed_tools.mode
+    if choice == "required" and not tools:
+        message = "tool_choice must not be 'required' without tools: declare at least one tool"
+        raise RequestError(message, "tool_choice")
+    return (tools, choice or "auto") if tools and choice != "none" else ([], "none")
 
 
 def _named(tools: list[FunctionTool], names: list[str]) -> list[FunctionTool]:

@@ -22,12 +22,8 @@ from chairlift.server.protocol.base import KNOWN_FIELDS, RequestBody
 
 Path = tuple[str | int, ...]
 
-MIN_SIMILARITY: Final = 0.74
-"""The smallest similarity (see difflib) of an unknown field to the suggested one."""
-
-MAX_NAME_LENGTH: Final = 100
-"""Characters of the name of a field that an error message shows."""
-
+MIN_SIMILARITY: Final = 0.74  # of an unknown field to the suggested one, as in difflib
+MAX_NAME_LENGTH: Final = 100  # in characters, of the name of a field in a message
 TAG_FIELDS: Final = ("type", "role")
 """Fields that select one of several forms of an object."""
 
@@ -46,8 +42,6 @@ PREDICATES: Final = {
     "none_required": "is not supported: leave it out",
 }
 """Type of a pydantic error -> the predicate of its message."""
-
-JSON_LITERALS: Final = {"False": "false", "True": "true"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +165,9 @@ def _sentence(path: Path, expected: list[str], problem: ErrorDetails) -> str:
     if problem["type"] == "too_long":
         return f"{text}, got {len(problem['input'])}"
     got = problem["ctx"]["tag"] if problem["type"] == "union_tag_invalid" else problem["input"]
-    return f"{text}, got {_as_json(got):.80}"
-
-
-def _as_json(value: Any) -> str:
-    """A value as JSON. A string has single quotes, which need no escapes in the error response."""
-    return repr(value) if isinstance(value, str) else printable(json.dumps(value, ensure_ascii=False, default=repr))
+    # A string has single quotes, which need no escapes in the error response.
+    shown = repr(got) if isinstance(got, str) else printable(json.dumps(got, ensure_ascii=False, default=repr))
+    return f"{text}, got {shown:.80}"
 
 
 def _expectation(problem: ErrorDetails) -> str:
@@ -188,7 +179,8 @@ def _expectation(problem: ErrorDetails) -> str:
         tags, hosted, _end = context["expected_tags"].partition(", 'hosted'")
         return f"must be {tags} or the type of a hosted tool" if hosted else f"must be one of {tags}"
     if kind == "literal_error":
-        return f"must be {JSON_LITERALS.get(context['expected'], context['expected'])}"
+        expected = context["expected"]
+        return f"must be {expected.lower() if expected in ('True', 'False') else expected}"
     if kind == "string_pattern_mismatch":
         return f"must match {context['pattern']}"
     if kind.endswith(("too_short", "too_long")):
@@ -201,13 +193,8 @@ def _expectation(problem: ErrorDetails) -> str:
 
 def _format_path(path: Path) -> str:
     """The path in the form `messages[0].content`."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{printable(_shortened(part))}" for part in path)
+    parts = (f"[{part}]" if isinstance(part, int) else f".{printable(part[:MAX_NAME_LENGTH])}" for part in path)
     return "".join(parts).removeprefix(".") or "body"
-
-
-def _shortened(name: str) -> str:
-    """The name of a field without its end, if the client chose a very long one."""
-    return name if len(name) <= MAX_NAME_LENGTH else f"{name[:MAX_NAME_LENGTH]}..."
 
 
 def printable(text: str) -> str:
