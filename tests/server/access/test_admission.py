@@ -219,7 +219,7 @@ def test_a_stream_whose_key_is_revoked_before_its_first_event_has_no_event() -> 
         key = Key("ann", digest("secret"))
         ring = KeyRing([key])
         stream = AdmissionController(keys=ring).open_events(Call("GET", "/v1/events", key=key), source())
-        ring.replace(KeyRing(keys))
+        ring.by_tenant = KeyRing(keys).by_tenant
 
         async def send(message: Any) -> None:
             sent.append(message.get("body", b""))

@@ -9,7 +9,7 @@ import pytest
 from api_matrix import CALL_REGEX, HISTORY, MESSAGES, NAMED, OK_SCHEMA, TOOLS, WEATHER
 from api_model import NO_THOUGHTS
 
-from chairlift.server.tools.tool_instructions import describe_tools_in_messages
+from chairlift.server.tools.tool_instructions import with_described_tools
 from running_server import RunningServer
 
 
@@ -178,7 +178,7 @@ def test_tools_are_described_in_messages_for_templates_without_tools() -> None:
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "2", "tool_call_id": "c"},
     ]
-    system, answer, result = describe_tools_in_messages(messages, [TOOLS[1]])
+    system, answer, result = with_described_tools(messages, [TOOLS[1]])
     assert system["content"].startswith("Be brief.\n\n")
     assert json.dumps(TOOLS[1]["function"]) in system["content"]
     assert answer == {
@@ -186,4 +186,4 @@ def test_tools_are_described_in_messages_for_templates_without_tools() -> None:
         "content": '<tool_call>\n{"name": "add", "arguments": {"n": 1}}\n</tool_call>',
     }
     assert result == {"role": "user", "content": "<tool_response>\n2\n</tool_response>"}
-    assert describe_tools_in_messages(MESSAGES, [TOOLS[1]])[0]["role"] == "system"
+    assert with_described_tools(MESSAGES, [TOOLS[1]])[0]["role"] == "system"

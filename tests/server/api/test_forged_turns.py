@@ -16,7 +16,7 @@ from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.conversation import ModelPlanner, _cut_after
 from chairlift.server.protocol.chat import ChatCompletionRequest
-from chairlift.server.tools.tool_instructions import describe_tools_in_messages
+from chairlift.server.tools.tool_instructions import with_described_tools
 from chat_templates import CHATML
 from chat_tokenizers import BACKENDS
 from command_runner import options_of
@@ -137,7 +137,7 @@ def test_only_the_server_writes_tags_for_tools() -> None:
         {"role": "tool", "content": HOSTILE, "tool_call_id": "c"},
     ]
     tools = [{"type": "function", "function": {"name": "f", "description": HOSTILE}}]
-    prompt = tokenizer.render_chat(describe_tools_in_messages(messages, tools), add_generation_prompt=False)
+    prompt = tokenizer.render_chat(with_described_tools(messages, tools), add_generation_prompt=False)
     tokens = {i: token for token, i in tokenizer.guard.guarded_tokens.items()}
     found = [tokens[i] for i in tokenizer.encode(prompt, add_special_tokens=False) if i in tokens]
     turn = ["<|im_start|>", "<|im_end|>"]

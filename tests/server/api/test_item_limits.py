@@ -24,7 +24,7 @@ from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.completions import CompletionRequest
 from chairlift.server.protocol.messages import MessagesRequest
 from chairlift.server.protocol.responses import ResponsesRequest
-from chairlift.server.protocol.tools import FunctionTool, select_tools
+from chairlift.server.protocol.tools import FunctionTool, selected_tools
 from chairlift.server.protocol.validation_errors import describe_validation_errors
 
 USER = {"role": "user", "content": "x"}
@@ -102,15 +102,15 @@ def test_metadata_has_the_limits_of_openai() -> None:
 def test_names_of_tools_are_unique() -> None:
     tools = [FunctionTool.model_validate(tool(f"f{number % 3}")) for number in range(5)]
     with pytest.raises(RequestError, match="tools: names must be unique, but f0, f1"):
-        select_tools(tools, None)
+        selected_tools(tools, None)
 
 
 def test_definitions_of_tools_have_a_limit_on_their_size() -> None:
     half = "x" * (MAX_TOOLS_BYTES // 2)
     tools = [FunctionTool.model_validate(tool(f"f{number}", description=half)) for number in range(2)]
-    select_tools(tools[:1], None)
+    selected_tools(tools[:1], None)
     with pytest.raises(RequestError, match=rf"the 2 tools have \d+ bytes as JSON, but at most {MAX_TOOLS_BYTES}"):
-        select_tools(tools, None)
+        selected_tools(tools, None)
 
 
 @pytest.mark.parametrize(("field", "limit"), [("stop", MAX_STOP_CHARACTERS), ("bad_words", MAX_BAD_WORD_CHARACTERS)])

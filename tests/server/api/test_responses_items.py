@@ -18,7 +18,7 @@ from chairlift.server.api.routes import LARGE_BODY
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.response_tools import CUSTOM_ARGUMENT
 from chairlift.server.protocol.responses import ResponsesRequest
-from chairlift.server.protocol.tools import AllowedToolsChoice, select_tools
+from chairlift.server.protocol.tools import AllowedToolsChoice, selected_tools
 from chairlift.server.protocol.validation_errors import describe_validation_errors
 from running_server import RunningServer
 
@@ -275,7 +275,7 @@ def test_tools_of_namespaces_are_limited_and_unique() -> None:
     with pytest.raises(RequestError, match="at most 512 tools are allowed, including those of namespaces"):
         to_chat(tools=[{**MCP, "tools": [SHELL] * 100}] * 6)
     with pytest.raises(RequestError, match="names must be unique, but mcp__demo__weather occurs"):
-        select_tools(to_chat(tools=[MCP, MCP]).tools or [], None)
+        selected_tools(to_chat(tools=[MCP, MCP]).tools or [], None)
 
 
 def events_of(server: RunningServer, body: Row) -> list[Row]:

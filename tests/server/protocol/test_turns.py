@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, ClassVar
 
-from chairlift.server.protocol.turns import split_calls
+from chairlift.server.protocol.turns import with_single_calls
 
 
 class CountedCall(dict[str, Any]):
@@ -30,7 +30,7 @@ def test_each_call_is_read_once_whatever_results_follow() -> None:
     calls = [CountedCall(id=str(index)) for index in range(100)]
     CountedCall.reads.clear()
     results = [result(call_id, call_id) for index in range(100) for call_id in (str(index), "unknown")]
-    turns = split_calls([{"role": "user", "content": "Hi"}, calling(*calls), *results])
+    turns = with_single_calls([{"role": "user", "content": "Hi"}, calling(*calls), *results])
     assert CountedCall.reads["id"] == 100
     assert turns[1:201] == [turn for call in calls for turn in (calling(call), result(call["id"], call["id"]))]
     assert turns[201:] == [result("unknown", "unknown")] * 100
@@ -38,12 +38,12 @@ def test_each_call_is_read_once_whatever_results_follow() -> None:
 
 def test_results_of_one_call_keep_their_order() -> None:
     a, b, answers = {"id": "a"}, {"id": "b"}, [result("a", "1"), result("a", "2")]
-    assert split_calls([calling(a, b), *answers]) == [calling(a), *answers, calling(b)]
+    assert with_single_calls([calling(a, b), *answers]) == [calling(a), *answers, calling(b)]
 
 
 def test_a_result_after_a_turn_of_the_user_stays_there() -> None:
     a, b, user = {"id": "a"}, {"id": "b"}, {"role": "user", "content": "So?"}
-    assert split_calls([calling(a, b), result("a", "1"), user, result("b", "2")]) == [
+    assert with_single_calls([calling(a, b), result("a", "1"), user, result("b", "2")]) == [
         *(calling(a), result("a", "1"), calling(b)),
         *(user, result("b", "2")),
     ]

@@ -9,7 +9,7 @@ from test_call_formats import FAMILIES, ONE_CALL, template_of
 
 from call_templates import DEEPSEEK_V31, KIMI, UNKNOWN
 from chairlift.server.tools.answer_formats import TOOL_CALL_FORMATS
-from chairlift.server.tools.call_detection import call_style, detect_format
+from chairlift.server.tools.call_detection import call_style, detected_format
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -17,7 +17,7 @@ def test_the_format_is_derived_from_what_the_template_writes(family: str, caplog
     name, text = FAMILIES[family]
     template = template_of(text)
     style = call_style(template)
-    assert detect_format("auto", template, style) is TOOL_CALL_FORMATS[name]
+    assert detected_format("auto", template, style) is TOOL_CALL_FORMATS[name]
     assert caplog.text == ""
     assert style.has_text_arguments == family.startswith("deepseek")
     assert style.has_null_content == (family == "deepseek_v3")
@@ -27,10 +27,10 @@ def test_the_format_is_derived_from_what_the_template_writes(family: str, caplog
 def test_a_call_in_an_unknown_form_is_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     template = template_of(UNKNOWN)
     with caplog.at_level(logging.WARNING):
-        assert detect_format("auto", template, call_style(template)) is TOOL_CALL_FORMATS["hermes"]
+        assert detected_format("auto", template, call_style(template)) is TOOL_CALL_FORMATS["hermes"]
         assert "CALL qzvx WITH" in caplog.text
         caplog.clear()
-        assert detect_format("mistral", template, call_style(template)) is TOOL_CALL_FORMATS["mistral"]
+        assert detected_format("mistral", template, call_style(template)) is TOOL_CALL_FORMATS["mistral"]
     assert caplog.text == ""
 
 

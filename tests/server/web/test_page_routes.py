@@ -214,7 +214,7 @@ def test_the_stream_of_a_revoked_or_changed_key_ends(tiny_model_dir: Callable[..
         lines = response.iter_lines()
         assert server.post("/v1/completions", completion_body(3), OWN).status_code == 200
         assert next(lines)
-        keys.replace(make_keys(admin="sk-another-admin-admin"))
+        keys.by_tenant = make_keys(admin="sk-another-admin-admin").by_tenant
         assert server.post("/v1/completions", completion_body(3, request_id="later"), OWN).status_code == 200
         assert "later" not in "".join(lines)
         assert get(server, path, ADMIN).status_code == 401
@@ -228,7 +228,7 @@ def test_the_stream_of_a_revoked_key_ends_without_an_event(tiny_model_dir: Calla
     ):
         lines = response.iter_lines()
         assert next(lines)
-        keys.replace(make_keys(admin="sk-another-admin-admin"))
+        keys.by_tenant = make_keys(admin="sk-another-admin-admin").by_tenant
         pings = (line for line in lines if line == ": keep-alive")
         assert len(list(islice(pings, 3))) < 3, "the stream ends long before the third ping"
 

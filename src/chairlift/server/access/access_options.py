@@ -24,11 +24,8 @@ _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
 
 
 def parse_hosts(text: str, name: str = "allowed_hosts") -> tuple[str, ...]:
-    """The patterns of a comma-separated or JSON list of hosts, without empty ones; see `parse_host`.
-
-    Raises:
-        ConfigError: there is no pattern, or one has another form.
-    """
+    """The patterns of a comma-separated or JSON list of hosts; raises ConfigError if there are none, or as
+    `parse_host`."""
     patterns = tuple(map(parse_host, split_names(text, name)))
     if not patterns:
         raise ConfigError(f"{name} is empty, so every request would be rejected: name a host, or give *")
@@ -36,13 +33,8 @@ def parse_hosts(text: str, name: str = "allowed_hosts") -> tuple[str, ...]:
 
 
 def parse_host(text: str) -> str:
-    """The pattern of a name or an address without a port, in the spelling in which browsers send it.
-
-    `*.example.com` matches every name below example.com, and `*` every host.
-
-    Raises:
-        ConfigError: the pattern has another form.
-    """
+    """The pattern of a name or an address without a port, in the spelling in which browsers send it; raises
+    ConfigError. `*.example.com` matches every name below example.com, and `*` every host."""
     pattern = text.strip().lower()
     try:
         return f"[{ipaddress.IPv6Address(pattern.strip('[]'))}]"
@@ -56,11 +48,7 @@ def parse_host(text: str) -> str:
 
 
 def parse_origins(text: str | Sequence[str], name: str = "allowed_origins") -> tuple[str, ...]:
-    """The origins of a JSON list.
-
-    Raises:
-        ConfigError: a value is not an origin that a browser can send.
-    """
+    """The origins of a JSON list; raises ConfigError if a value is not an origin that a browser can send."""
     origins = parse_names(text, name)
     for origin in origins:
         if origin not in (ANY, "null") and not _ORIGIN.fullmatch(origin):
@@ -73,11 +61,7 @@ def parse_origins(text: str | Sequence[str], name: str = "allowed_origins") -> t
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """The limits of a server.
-
-    Raises:
-        ConfigError: a limit is below its minimum.
-    """
+    """The limits of a server."""
 
     OPTION_GROUP: ClassVar = "Limits"
 
@@ -104,15 +88,10 @@ class ServerLimits:
 
 @dataclass(frozen=True, slots=True)
 class AccessOptions:
-    """The access options of a server.
+    """The access options of a server. Raises ConfigError if they contradict each other, or the keys cannot be loaded.
 
     Attributes:
-        keys: the accepted API keys; a server without keys accepts every request. Default: those of `api_key` and
-            `api_key_file`.
-
-    Raises:
-        ConfigError: the keys cannot be loaded or are given twice, one of the two TLS files is missing, or
-            `allow_unauthenticated` is combined with keys.
+        keys: the accepted API keys. Default: those of `api_key` and `api_key_file`.
     """
 
     OPTION_GROUP: ClassVar = "Access"
@@ -164,14 +143,8 @@ class AccessOptions:
         return "http" if self.ssl_certfile is None else "https"
 
     def load_tls(self) -> ssl.SSLContext | None:
-        """Load the context of a server with TLS 1.2 and 1.3, without renegotiation; None without TLS.
-
-        The files are read once, so a renewed certificate is used after a restart.
-
-        Raises:
-            ConfigError: a file cannot be read or has other contents, or the key is encrypted, belongs to another
-                certificate, or is weaker than OpenSSL accepts.
-        """
+        """Load the context of a server with TLS 1.2 and 1.3, without renegotiation; None without TLS. Raises
+        ConfigError. The files are read once, so a renewed certificate is used after a restart."""
         certfile, keyfile = self.ssl_certfile, self.ssl_keyfile
         if certfile is None or keyfile is None:
             return None
@@ -218,17 +191,13 @@ class AccessOptions:
         return tuple(dict.fromkeys((*LOOPBACK_HOSTS, parse_host(host))))
 
     def check_host(self, host: str) -> None:
-        """Reject an address that other machines can reach, unless the server has keys or `allow_unauthenticated`.
-
-        Raises:
-            ConfigError: the server would be open to every machine that can reach `host`.
-        """
-        if self.keys or self.allow_unauthenticated or is_loopback(host):
-            return
-        raise ConfigError(
-            f"host={host} can be reached from other machines, and there is no API key: give --api-key-file or "
-            f"CHAIRLIFT_API_KEY, or --allow-unauthenticated to accept requests without a key"
-        )
+        """Raise ConfigError if other machines can reach the address, unless the server has keys or
+        `allow_unauthenticated`."""
+        if not (self.keys or self.allow_unauthenticated or is_loopback(host)):
+            raise ConfigError(
+                f"host={host} can be reached from other machines, and there is no API key: give --api-key-file or "
+                f"CHAIRLIFT_API_KEY, or --allow-unauthenticated to accept requests without a key"
+            )
 
 
 def is_loopback(host: str) -> bool:

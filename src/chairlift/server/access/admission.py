@@ -21,17 +21,11 @@ from chairlift.server.access.rate_limits import KeyMeter
 from chairlift.server.http.streaming import EventStream
 from chairlift.slo import SLO
 
-QUEUE_RETRY_SECONDS = 1.0
-"""The `Retry-After` of a call for which the queue is full."""
-
-DEADLINE_GRACE_SECONDS = 1.0
+QUEUE_RETRY_SECONDS: Final = 1.0  # the `Retry-After` of a call for which the queue is full
+KEY_CHECK_SECONDS: Final = 0.5  # until the stream of a key that was revoked has ended
+MAX_EVENT_STREAMS: Final = 16  # of one key and path
+DEADLINE_GRACE_SECONDS: Final = 1.0
 """Seconds that the engine has after a deadline to finish its step and report the expired request."""
-
-KEY_CHECK_SECONDS: Final = 0.5
-"""Seconds after which the stream of a key that was revoked has ended."""
-
-MAX_EVENT_STREAMS: Final = 16
-"""The maximum number of open event streams of one key and path."""
 
 
 class AdmissionController:
@@ -63,11 +57,8 @@ class AdmissionController:
         self._num_readers: Counter[tuple[str, str]] = Counter()
 
     def open_call(self, key: Key) -> Permit:
-        """Count a call whose body has arrived and is not parsed yet. The caller must close the permit.
-
-        Raises:
-            OverloadedError: the server drains, or a limit of the key rejects any call now.
-        """
+        """Count a call whose body has arrived and is not parsed yet. The caller must close the permit. Raises
+        OverloadedError if the server drains, or a limit of the key rejects any call now."""
         if self.is_draining:
             message = "the server is shutting down: send the request to another server, or again later"
             raise OverloadedError(message, max(1.0, self.limits.drain_timeout), "shutting_down")
@@ -104,16 +95,13 @@ class AdmissionController:
                 self._meters[tenant].charge(unit, amount)
 
     def open_events(self, call: Call, source: AsyncGenerator[bytes, None]) -> EventStream:
-        """Create a response with the events of a source, which ends when its key is revoked or changed.
-
-        Raises:
-            HTTPException: the key has the maximum number of streams of this path.
-        """
-        key, reader = call.key, (call.path, call.key.tenant)
+        """Create a response with the events of a source, which ends when its key is revoked or changed. Raises
+        HTTPException if the key has the maximum number of streams of this path."""
+        reader = (call.path, call.key.tenant)
         if self._num_readers[reader] >= MAX_EVENT_STREAMS:
             raise HTTPException(429, f"this key reads {MAX_EVENT_STREAMS} event streams, the maximum: close one")
         self._num_readers[reader] += 1
-        events = self._while_valid(key, self.keys.identity(key), source)
+        events = self._while_valid(call.key, self.keys.identity(call.key), source)
         return EventStream(events, lambda: self._num_readers.subtract((reader,)))
 
     async def _while_valid(
@@ -137,11 +125,8 @@ class AdmissionController:
                 await asyncio.gather(following, return_exceptions=True)
 
     def count_request(self, key: Key) -> None:
-        """Count a call that needs no engine, such as token counting. It counts as a request, but not by its tokens.
-
-        Raises:
-            OverloadedError: the key has used its requests per minute.
-        """
+        """Count a call that needs no engine, such as token counting, as a request without tokens. Raises
+        OverloadedError if the key has used its requests per minute."""
         meter = self.meter(key)
         meter.check("requests", 1.0)
         meter.record("requests", 1.0)

@@ -15,7 +15,7 @@ import re
 import secrets
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -30,7 +30,6 @@ logger = logging.getLogger("chairlift")
 
 MIN_SECRET_CHARACTERS: Final = 16
 """The minimum length of a secret in characters. The server warns of shorter ones, because they can be guessed."""
-
 POLL_SECONDS: Final = 1.0
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -106,14 +105,7 @@ def new_secret() -> str:
 
 
 def key_record(secret: str, **given: object) -> dict[str, object]:
-    """The entry of a key file for a secret.
-
-    Args:
-        given: the other fields of the entry. A field whose value is None is left out.
-
-    Raises:
-        ConfigError: a field is invalid.
-    """
+    """The entry of a key file for a secret, with the other fields whose values are given; raises ConfigError."""
     fields = {name: value for name, value in given.items() if value is not None}
     record = {"hash": f"{_HASH_PREFIX}{digest(secret).hex()}", **fields}
     parse_key(record, "key")
@@ -127,14 +119,12 @@ def to_toml(record: Mapping[str, object]) -> str:
 
 
 class KeyRing:
-    """All API keys of a server. A server without keys accepts every request as an admin's.
+    """All API keys of a server. A server without keys accepts every request as an admin's. Raises ConfigError if two
+    keys have the same name or the same secret.
 
     Args:
         path: the file of the keys; None without a file.
         load: reads all keys again.
-
-    Raises:
-        ConfigError: two keys have the same name or the same secret.
     """
 
     def __init__(
@@ -147,10 +137,6 @@ class KeyRing:
             raise ConfigError("two API keys have the same name: give each key a different name")
         if len({key.digest for key in keys}) < len(keys):
             raise ConfigError("two API keys have the same secret: give each key a different secret")
-
-    def replace(self, other: KeyRing) -> None:
-        """Accept the keys of another ring instead."""
-        self.by_tenant = other.by_tenant
 
     async def watch(self) -> None:
         """Accept the keys of the file after each change of it, until this call is cancelled; returns without a file."""
@@ -172,7 +158,7 @@ class KeyRing:
             return
         if loaded.tenant_weights() != self.tenant_weights():
             logger.warning("new weights of API keys take effect after a restart of the server")
-        self.replace(loaded)
+        self.by_tenant = loaded.by_tenant
         logger.info("%d API keys were read from %s", len(loaded), self._path)
 
     def __len__(self) -> int:
@@ -219,13 +205,11 @@ def _file_version(path: Path | None) -> tuple[int, int, int] | None:
 
 def load_keys(path: Path | None, secrets_given: Sequence[str] = ()) -> KeyRing:
     """Load the keys of a file, and add keys that are given as plain text. These are kept only to load the file again.
+    Raises ConfigError.
 
     Args:
         path: a TOML file with an array of tables `keys`, or JSON lines (.jsonl). `hash` is the hexadecimal SHA-256.
         secrets_given: keys as SECRET or NAME=SECRET. They are admin keys.
-
-    Raises:
-        ConfigError: the file cannot be read, or an entry or a secret is invalid.
     """
     records = [] if path is None else _read_records(path)
     keys = [parse_key(record, f"{path}, key {number}") for number, record in enumerate(records, start=1)]
@@ -263,14 +247,7 @@ def _read_records(path: Path) -> list[Any]:
 
 
 def parse_key(record: Any, where: str) -> Key:
-    """Convert an entry of a key file to a key.
-
-    Args:
-        where: the place of the entry, with which error messages begin.
-
-    Raises:
-        ConfigError: a field is unknown, missing or invalid.
-    """
+    """The key of an entry of a key file; raises ConfigError, whose message begins with the place of the entry."""
     try:
         found = msgspec.convert(record, _KeyRecord)
         slo = None if found.slo is None else SLO.from_mapping(found.slo)
@@ -283,7 +260,6 @@ def parse_key(record: Any, where: str) -> Key:
         ) from None
     except RequestError as error:
         raise ConfigError(f"{where}: {error}") from None
-    names = {each.name for each in fields(Key)}
-    same = {name: value for name, value in msgspec.structs.asdict(found).items() if name in names}
-    digest = bytes.fromhex(found.hash.removeprefix(_HASH_PREFIX))
-    return Key(**{**same, "digest": digest, "is_admin": found.admin, "slo": slo})
+    entry = msgspec.structs.asdict(found) | {"slo": slo}
+    is_admin, digest = entry.pop("admin"), bytes.fromhex(entry.pop("hash").removeprefix(_HASH_PREFIX))
+    return Key(**entry, digest=digest, is_admin=is_admin)

@@ -12,13 +12,11 @@ from chairlift.server.access.keys import Key
 
 
 class TokenBucket:
-    """A token bucket: it refills at a constant rate up to its capacity, and its level may become negative.
-
-    Times are seconds of one monotonic clock.
+    """A token bucket: it refills at a constant rate up to its capacity, and its level may become negative. Times are
+    seconds of one monotonic clock.
 
     Args:
         per_minute: the refill rate per minute, which is also the capacity.
-        now: the current time.
     """
 
     def __init__(self, per_minute: float, now: float) -> None:
@@ -80,11 +78,7 @@ class KeyMeter:
                 self._buckets[unit] = TokenBucket(per_minute, self._clock())
 
     def check_call(self) -> None:
-        """Check that one more call may start now.
-
-        Raises:
-            OverloadedError: the key has reached its limit of concurrent calls, or of requests per minute.
-        """
+        """Raise OverloadedError if the key has reached its limit of concurrent calls, or of requests per minute."""
         limit = self._key.max_concurrent
         num_calls = self.num_concurrent + self.num_remote_concurrent
         if limit is not None and num_calls >= limit:

@@ -341,7 +341,7 @@ class ModelManager:
         """Unload models, the least recently used ones first, until `needed` bytes are free."""
         while (missing := self.memory_bytes + needed - budget) > 0:
             self._changed.clear()
-            victims = choose_victims((other for other in self.models if other.state == "loaded"), missing)
+            victims = models_to_unload((other for other in self.models if other.state == "loaded"), missing)
             for victim in victims:
                 if victim.is_idle:
                     await self._unload(victim, f"memory was needed for model {model.name!r}")
@@ -438,7 +438,7 @@ class ModelManager:
             self._loader.close()
 
 
-def choose_victims(loaded: Iterable[ServedModel], missing: int) -> list[ServedModel]:
+def models_to_unload(loaded: Iterable[ServedModel], missing: int) -> list[ServedModel]:
     """The models to unload so that `missing` bytes become free: idle ones before busy ones, and the least recently used
     ones first; all of them if they are not enough."""
     victims: list[ServedModel] = []

@@ -24,27 +24,27 @@ from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.messages import CountTokensRequest, MessagesRequest
 from chairlift.server.protocol.responses import ResponsesRequest
-from chairlift.server.protocol.tools import FunctionTool, select_tools
+from chairlift.server.protocol.tools import FunctionTool, selected_tools
 from chairlift.server.protocol.turns import (
     BLANK_LINE,
     adapted_turns,
     leading_system,
-    merge_leading_system,
-    split_calls,
-    split_text,
+    with_one_leading_system,
+    with_separate_texts,
+    with_single_calls,
 )
 from chairlift.server.tools.answer_formats import FORCED_CALLS, CallFormat, reasoning_format
 from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
-from chairlift.server.tools.call_detection import call_style, detect_format
+from chairlift.server.tools.call_detection import call_style, detected_format
 from chairlift.server.tools.harmony_parser import FINAL_HEADER, HarmonyParser
 from chairlift.server.tools.reasoning_parser import AnswerTagParser, ReasoningParser
 from chairlift.server.tools.tag_scanner import argument_kinds
 from chairlift.server.tools.tool_constraints import CallGrammar
 from chairlift.server.tools.tool_instructions import (
-    complete_tool,
-    describe_tools_in_messages,
-    put_tools_in_system_message,
-    write_calls_in_content,
+    completed_tool,
+    with_described_tools,
+    with_tools_in_system_message,
+    with_written_calls,
 )
 from chairlift.server.tools.tool_parser import ToolParser
 from chairlift.structured_outputs import Reasoning, StructuredOutputs
@@ -102,7 +102,7 @@ class ChatPlan(RequestPlan):
 
 @dataclass(frozen=True, slots=True)
 class _ToolSelection:
-    """The tools of one request, and the mode of `select_tools`. `named` and `required` permit only calls."""
+    """The tools of one request, and the mode of `selected_tools`. `named` and `required` permit only calls."""
 
     tools: list[FunctionTool]
     mode: str
@@ -182,7 +182,7 @@ class ModelPlanner:
             (name for name in REASONING_NAMES if name in (text or "")), REASONING_NAMES[0]
         ).lstrip(".")
         self._style = call_style(self._template)
-        self._calls = detect_format(options.tool_call_parser, self._template, self._style)
+        self._calls = detected_format(options.tool_call_parser, self._template, self._style)
         self._reasoning = reasoning_format(options.reasoning_parser, self._template)
         if self._calls.is_harmony and self._reasoning is not None:
             raise ConfigError(
@@ -243,7 +243,7 @@ class ModelPlanner:
         return self.engine.input_processor.encode_text(text, "messages", add_special_tokens=adds_special)
 
     def _tools(self, body: ChatCompletionRequest) -> _ToolSelection:
-        tools, mode = select_tools(body.tools or [], body.tool_choice)
+        tools, mode = selected_tools(body.tools or [], body.tool_choice)
         return _ToolSelection(tools, mode, body.parallel_tool_calls is not False)
 
     def _params(
@@ -331,7 +331,7 @@ class ModelPlanner:
         unless the CPU time of one render is used up. If the template omits one of several system messages, merge them.
         """
         separator = template_text(BLANK_LINE)
-        complete = list(map(complete_tool, declared))
+        complete = list(map(completed_tool, declared))
         toolsets = [declared] if complete == declared else [declared, complete]
 
         def forms() -> Iterator[list[dict[str, Any]]]:
@@ -340,8 +340,8 @@ class ModelPlanner:
             yield from adapted_turns(messages, separator)
 
         def render(messages: list[dict[str, Any]]) -> MarkedText:
-            messages = split_text(messages) if self._style.has_null_content else messages
-            messages = split_calls(messages) if self._style.has_one_call else messages
+            messages = with_separate_texts(messages) if self._style.has_null_content else messages
+            messages = with_single_calls(messages) if self._style.has_one_call else messages
             messages = [self._style.adapt(message) for message in messages]
             names = {"reasoning_content": self._reasoning_name}
             messages = [{names.get(name, name): value for name, value in m.items()} for m in messages]
@@ -359,7 +359,7 @@ class ModelPlanner:
             else:
                 systems = [message["content"] for message in leading_system(messages)]
                 is_merged = len(systems) > 1 and not _has_all(text, [*systems[:2], systems[-1]])
-                return render(merge_leading_system(messages, separator)) if is_merged else text
+                return render(with_one_leading_system(messages, separator)) if is_merged else text
         raise errors[: len(toolsets)][-1]
 
     def _with_tools(
@@ -372,15 +372,15 @@ class ModelPlanner:
         """Give the tools to the template, in a variable that it reads or in messages, and return the messages."""
         if template.variables.isdisjoint(TOOL_VARIABLES) and TOOLS_IN_MESSAGE not in template.text:
             example = self._style.example(self._calls) if TOOL_ROLE.search(template.text) else None
-            return describe_tools_in_messages(messages, declared, example)
+            return with_described_tools(messages, declared, example)
         if "tool_calls" not in template.text:
-            messages = [write_calls_in_content(message, self._calls) for message in messages]
+            messages = [with_written_calls(message, self._calls) for message in messages]
         if "tools" in template.variables:
             variables["tools"] = declared or None
         elif "xml_tools" in template.variables:
             variables["xml_tools"] = [tool["function"] for tool in declared] or None
         else:
-            messages = put_tools_in_system_message(messages, declared)
+            messages = with_tools_in_system_message(messages, declared)
         return messages
 
     def _template_for(self, body: ChatCompletionRequest) -> ChatTemplate:

@@ -26,7 +26,7 @@ from chairlift.server.protocol.base import (
 from chairlift.server.protocol.compatibility_fields import ChatCompatibilityFields
 from chairlift.server.protocol.sampling import SamplingFields
 from chairlift.server.protocol.tools import FunctionTool, ToolCall, ToolCallParam, ToolChoice
-from chairlift.server.protocol.turns import merge_leading_system
+from chairlift.server.protocol.turns import with_one_leading_system
 from chairlift.server.protocol.validation_errors import describe_validation_errors
 
 BILLING_LINE: Final = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n?", re.IGNORECASE)
@@ -207,7 +207,7 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
     def template_messages(self) -> list[dict[str, Any]]:
         """The messages as chat templates expect them. One that was converted has one leading system message."""
         messages = [message.for_template() for message in self.messages]
-        return merge_leading_system(messages) if self._is_converted else messages
+        return with_one_leading_system(messages) if self._is_converted else messages
 
     def ignored_content(self) -> list[str]:
         answers = (message for message in self.messages if isinstance(message, AssistantMessage))

@@ -26,7 +26,7 @@ from chairlift.server.protocol.chat import BILLING_LINE, MAX_NAMED_KEYS, ChatCom
 from chairlift.server.protocol.compatibility_fields import AnyFields, MessagesCompatibilityFields
 from chairlift.server.protocol.sampling import EngineFields, StopStrings
 from chairlift.server.protocol.tools import ToolName
-from chairlift.server.protocol.turns import combine_turns
+from chairlift.server.protocol.turns import with_combined_turns
 
 ERROR_TYPES: Final = {
     400: "invalid_request_error",
@@ -234,7 +234,7 @@ class ConversationFields(RequestBody):
         return [tool for tool in self.tools or [] if isinstance(tool, MessagesTool)]
 
     def _chat_messages(self) -> list[dict[str, Any]]:
-        messages = combine_turns([part for message in self.messages for part in _messages(message)])
+        messages = with_combined_turns([part for message in self.messages for part in _messages(message)])
         if len(messages) > 1 and messages[-1] == {"role": "assistant", "content": ""}:
             messages.pop()  # An empty beginning of the answer.
         if self.system is None:

@@ -118,7 +118,7 @@ def check_tools(tools: list[FunctionTool]) -> None:
         )
 
 
-def select_tools(tools: list[FunctionTool], choice: ToolChoice | None) -> tuple[list[FunctionTool], str]:
+def selected_tools(tools: list[FunctionTool], choice: ToolChoice | None) -> tuple[list[FunctionTool], str]:
     """The tools that the model may call, and the mode: `none`, `auto`, `required` or `named`; raises RequestError if
     the choice requires a tool that is not declared."""
     check_tools(tools)

@@ -16,7 +16,7 @@ def leading_system(messages: Sequence[Message]) -> list[Message]:
     return list(takewhile(lambda message: message["role"] == "system", messages))
 
 
-def merge_leading_system(messages: list[Message], separator: str = BLANK_LINE) -> list[Message]:
+def with_one_leading_system(messages: list[Message], separator: str = BLANK_LINE) -> list[Message]:
     """The messages with one system message for all of those at the beginning."""
     first = leading_system(messages)
     return [_joined(first, separator), *messages[len(first) :]] if len(first) > 1 else messages
@@ -31,16 +31,16 @@ def adapted_turns(messages: list[Message], separator: str) -> Iterator[list[Mess
     Args:
         separator: the text between combined texts.
     """
-    merged = merge_leading_system(messages, separator)
+    merged = with_one_leading_system(messages, separator)
     for keeps_first in (True, False):
         turns = [
             message if message["role"] != "system" or (keeps_first and not index) else {**message, "role": "user"}
             for index, message in enumerate(merged)
         ]
-        yield combine_turns(turns, separator)
+        yield with_combined_turns(turns, separator)
 
 
-def combine_turns(messages: list[Message], separator: str = BLANK_LINE) -> list[Message]:
+def with_combined_turns(messages: list[Message], separator: str = BLANK_LINE) -> list[Message]:
     """The messages with one message for consecutive ones of the user, or of the assistant.
 
     Text after a tool call stays in a message of its own, because in one message the call would follow it.
@@ -69,7 +69,7 @@ def _joined(messages: Sequence[Message], separator: str) -> Message:
     return joined
 
 
-def split_text(messages: list[Message]) -> list[Message]:
+def with_separate_texts(messages: list[Message]) -> list[Message]:
     """The messages with the text before calls in a turn of its own."""
     turns: list[Message] = []
     for message in messages:
@@ -80,7 +80,7 @@ def split_text(messages: list[Message]) -> list[Message]:
     return turns
 
 
-def split_calls(messages: list[Message]) -> list[Message]:
+def with_single_calls(messages: list[Message]) -> list[Message]:
     """The messages with one call in each turn of the assistant, followed by its results before the user's next turn."""
     groups: list[list[Message]] = []
     groups_of_calls: dict[Any, list[Message]] = {}

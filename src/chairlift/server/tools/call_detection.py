@@ -96,7 +96,7 @@ def _rendered(template: ChatTemplate, last: dict[str, Any]) -> str:
     )
 
 
-def detect_format(name: str, template: ChatTemplate | None, style: CallStyle) -> CallFormat:
+def detected_format(name: str, template: ChatTemplate | None, style: CallStyle) -> CallFormat:
     """The format of this name. `auto` is the first format in which the call that the template writes is read back
     with the least text left as content, or else that of the words of the template; a warning is logged if a call that
     it writes is read in no format."""

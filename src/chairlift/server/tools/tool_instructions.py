@@ -27,7 +27,7 @@ LINE_BREAK: Final = template_text("\n")
 EXAMPLE: Final = CALL % template_text('{"name": "the_name", "arguments": {"an_argument": "its value"}}')
 
 
-def describe_tools_in_messages(
+def with_described_tools(
     messages: list[dict[str, Any]], tools: list[dict[str, Any]], example: str | None = None
 ) -> list[dict[str, Any]]:
     """The messages, with tools, tool calls and tool results written into their text in Hermes' format.
@@ -40,7 +40,7 @@ def describe_tools_in_messages(
         converted = [
             {"role": "user", "content": RESULT % message["content"]}
             if message["role"] == "tool"
-            else write_calls_in_content(message, HERMES)
+            else with_written_calls(message, HERMES)
             for message in messages
         ]
     if not tools:
@@ -53,7 +53,7 @@ def describe_tools_in_messages(
     return [{"role": "system", "content": instructions}, *converted]
 
 
-def complete_tool(tool: dict[str, Any]) -> dict[str, Any]:
+def completed_tool(tool: dict[str, Any]) -> dict[str, Any]:
     """The tool with the fields that some chat templates read of every tool: descriptions, parameters and one type."""
     function = tool["function"]
     parameters = {"type": "object", "properties": {}, **function.get("parameters", {})}
@@ -66,7 +66,7 @@ def complete_tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {**tool, "function": {"description": "", **function, "parameters": {**parameters, "properties": properties}}}
 
 
-def put_tools_in_system_message(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_tools_in_system_message(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages, with the functions as JSON in the field `tools` of the system message, as Phi-4-mini reads them."""
     if not tools:
         return messages
@@ -76,7 +76,7 @@ def put_tools_in_system_message(messages: list[dict[str, Any]], tools: list[dict
     return [{**messages[0], "tools": functions}, *messages[1:]]
 
 
-def write_calls_in_content(message: dict[str, Any], form: CallFormat) -> dict[str, Any]:
+def with_written_calls(message: dict[str, Any], form: CallFormat) -> dict[str, Any]:
     """The message with its tool calls written into its text, for a template that reads tools but not calls."""
     calls = message.get("tool_calls")
     if not calls:
