@@ -76,7 +76,8 @@ def log(tmp_path: Path) -> Path:
 def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     """The receiver of the spans of a server."""
     exporter = InMemorySpanExporter()
-    monkeypatch.setattr("chairlift.server.telemetry.tracing.otlp_exporter", lambda endpoint: exporter)
+    name = "opentelemetry.exporter.otlp.proto.http.trace_exporter.OTLPSpanExporter"
+    monkeypatch.setattr(name, lambda endpoint: exporter)
     return exporter
 
 

@@ -29,7 +29,7 @@ from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.serve_options import ServeOptions
 from chairlift.server.telemetry.call_log import CallLogMiddleware
-from chairlift.server.web.page_routes import PageData, file_router
+from chairlift.server.web.page_routes import file_router, page_router
 from chairlift.version import __version__
 
 EXPOSED_HEADERS: Final = ("Retry-After", "x-should-retry", "x-request-id", "request-id")
@@ -144,13 +144,13 @@ def _add_middlewares(app: FastAPI, options: ServeOptions) -> None:
 
 
 def _add_routes(app: FastAPI, manager: ModelManager, admission: AdmissionController, options: ServeOptions) -> None:
-    page = PageData(manager, admission, options.has_page_control, options.simulate_policy)
+    page = page_router(manager, admission, options.has_page_control, options.simulate_policy)
     tagged = {
         "Generation and embeddings": [make_router(ENDPOINTS, EndpointCaller(manager, admission))],
         "Models": [models.router(manager)],
         "Engine and requests": [engine.router(manager, admission), requests.router(manager, admission)],
         "Health": [health.router(manager, admission)],
-        "Pages": [file_router(), page.router()],
+        "Pages": [file_router(), page],
     }
     for tag, routers in tagged.items():
         for router in routers:

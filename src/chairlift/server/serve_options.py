@@ -30,11 +30,7 @@ ACCESS_LOG_FORMATS: Final = ("text", "json", "none")
 
 
 def parse_root_path(text: str, name: str = "root_path") -> str:
-    """The path prefix below which a proxy publishes the server, without the slash at its end.
-
-    Raises:
-        ConfigError: the prefix does not begin with a slash, or has other characters than a path of a URL.
-    """
+    """The path prefix below which a proxy publishes the server, without the slash at its end; raises ConfigError."""
     prefix = text.rstrip("/")
     if ROOT_PATH_PATTERN.fullmatch(prefix) is None:
         raise ConfigError(f"{name}={text!r:.80} is not a path: write it as /chairlift, of letters, digits and - . _ ~")
@@ -43,12 +39,8 @@ def parse_root_path(text: str, name: str = "root_path") -> str:
 
 @dataclass(frozen=True, slots=True)
 class ObservabilityOptions:
-    """The options of a server for its access log and its traces.
-
-    Raises:
-        ConfigError: the format is unknown, the format is "none" and a file of the log is set, the log cannot
-            be written, or the extra `otel` is missing.
-    """
+    """The options of a server for its access log and its traces. Raises ConfigError if they contradict each other, the
+    log cannot be written, or the extra `otel` is missing."""
 
     OPTION_GROUP: ClassVar = "Observability"
 
@@ -80,9 +72,11 @@ class ObservabilityOptions:
         if self.access_log_format != "none":
             found.append(AccessLog(self.access_log_format, self.access_log))
         if self.otlp_traces_endpoint is not None:
-            from chairlift.server.telemetry.tracing import CallTracer, otlp_exporter
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-            found.append(CallTracer(otlp_exporter(self.otlp_traces_endpoint)))
+            from chairlift.server.telemetry.tracing import CallTracer
+
+            found.append(CallTracer(OTLPSpanExporter(endpoint=self.otlp_traces_endpoint)))
         return found
 
 

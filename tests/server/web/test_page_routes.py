@@ -365,6 +365,6 @@ def test_the_prompts_of_a_burst_are_drawn_after_its_admission(monkeypatch: pytes
 
     facts = SimpleNamespace(scheduler_config=SimpleNamespace(max_model_len=4096))
     llm = cast(AsyncLLM, SimpleNamespace(engine=SimpleNamespace(facts=facts)))
-    monkeypatch.setattr("chairlift.server.web.burst._make_prompts", lambda *_: pytest.fail("prompts were drawn"))
+    monkeypatch.setattr("chairlift.server.web.burst._random_prompts", lambda *_: pytest.fail("prompts were drawn"))
     with pytest.raises(OverloadedError):
         asyncio.run(start_burst(llm, cast(Permit, Full()), BurstBody()))

@@ -28,32 +28,17 @@ from chairlift.server.protocol.base import ErrorBody, ErrorInfo, PromptTokensDet
 from chairlift.server.protocol.encoding import DONE, encode, to_chunk
 from chairlift.server.protocol.sampling import CallFields, EngineFields
 
-MAX_ANSWERS_PER_CALL: Final = 2048
-"""The maximum number of prompts times answers of one call."""
-
-MAX_LOGPROB_ENTRIES: Final = 4 << 20
-"""The maximum number of logprobs in the response to one call. Each has about 60 bytes."""
-
-ENTRIES_PER_POSITION: Final = 20
-"""Logprob entries that `output_size` assumes for one position."""
-
-BYTES_PER_TOKEN: Final = 16
-"""Bytes of a vector that take as long to write as a token of text."""
+MAX_ANSWERS_PER_CALL: Final = 2048  # prompts times answers
+MAX_LOGPROB_ENTRIES: Final = 4 << 20  # of one response; each has about 60 bytes
+ENTRIES_PER_POSITION: Final = 20  # logprobs that `output_size` assumes
+BYTES_PER_TOKEN: Final = 16  # of a vector, which take as long to write as a token of text
+LARGE_OUTPUT: Final = 1024  # tokens and logprobs; an output of more is written on a thread
+PROMPTS_PER_ITERATION: Final = 32  # of one call, which are started before the event loop can serve other calls
 
 IGNORED_HEADER: Final = "x-chairlift-ignored"
 """The header of a response that names the fields of the request without an effect."""
-
-MAX_IGNORED: Final = 24
-"""The maximum number of names in that header."""
-
-MAX_IGNORED_CHARACTERS: Final = 160
-"""The maximum length of a name in that header. Some proxies accept only 4 KiB of headers in all."""
-
-LARGE_OUTPUT: Final = 1024
-"""An output of more tokens and logprob entries than this is written on a thread."""
-
-PROMPTS_PER_ITERATION: Final = 32
-"""Prompts of one call that are started before the event loop can serve other calls."""
+MAX_IGNORED: Final = 24  # names
+MAX_IGNORED_CHARACTERS: Final = 160  # of a name: some proxies accept only 4 KiB of headers in all
 
 CallBody = TypeVar("CallBody", bound=CallFields)
 Fields = TypeVar("Fields", bound=EngineFields)
@@ -141,11 +126,7 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
         self.generations: list[Generation] = []
 
     async def serve(self) -> Response:
-        """Answer the call.
-
-        Raises:
-            ChairliftError: before anything of the response is sent.
-        """
+        """Answer the call; raises ChairliftError before anything of the response is sent."""
         unfollowed: tuple[str, ...] = ()
         if self.plan.params.structured_outputs is not None:
             unfollowed = await self.llm.engine.input_processor.constraints.compile_in_background(self.plan.params)
@@ -211,17 +192,13 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
 
     def _fail_after_deadline(self) -> None:
         """End all generations with an error, because the deadline has passed and the engine does not respond."""
+        message = f"the timeout of {self.body.timeout:g} s has passed and the engine does not respond"
         for generation in self.generations:
-            generation.fail(
-                DeadlineError(f"the timeout of {self.body.timeout:g} s has passed and the engine does not respond")
-            )
+            generation.fail(DeadlineError(message))
 
     def _ignored_fields(self, unfollowed: tuple[str, ...]) -> list[str]:
-        """The fields of the body that have no effect, by the names that they have at its endpoint.
-
-        Args:
-            unfollowed: parts of the schemas of tools that the compiled grammar does not follow.
-        """
+        """The fields of the body that have no effect, by the names that they have at its endpoint, and the `unfollowed`
+        parts of the schemas of tools."""
         names = self.body.chat_field_names
         given = [*self.body.ignored_fields(), *(names.get(field, field) for field in self.plan.ignored), *unfollowed]
         ignored = list(dict.fromkeys(given))

@@ -101,14 +101,10 @@ class RerankRequest(CallFields):
         return [document if isinstance(document, str) else document.text for document in self.documents]
 
 
-class RerankedText(BaseModel):
-    text: str
-
-
 class RerankResult(BaseModel):
     index: int
     relevance_score: float
-    document: RerankedText | None = omitted_if_null()
+    document: RerankDocument | None = omitted_if_null()
 
 
 class RerankResponse(BaseModel):
@@ -150,15 +146,12 @@ class EmbeddingCall(EngineCall[EmbeddingRequest, RequestPlan]):
     id_prefix = "embd-"
 
     def response(self, outputs: list[RequestOutput]) -> EmbeddingResponse:
-        vectors = [truncate_vector(output.pooled or b"", self.body.dimensions) for output in outputs]
-        is_base64 = self.body.encoding_format == "base64"
-        data = [
-            EmbeddingData.model_construct(
-                index=index,
-                embedding=base64.b64encode(vector).decode() if is_base64 else array("f", vector).tolist(),
-            )
-            for index, vector in enumerate(vectors)
-        ]
+        data = []
+        for index, output in enumerate(outputs):
+            vector = truncate_vector(output.pooled or b"", self.body.dimensions)
+            is_base64 = self.body.encoding_format == "base64"
+            values = base64.b64encode(vector).decode() if is_base64 else array("f", vector).tolist()
+            data.append(EmbeddingData.model_construct(index=index, embedding=values))
         return EmbeddingResponse.model_construct(data=data, model=self.model, usage=_usage(self))
 
 
@@ -202,7 +195,7 @@ class RerankCall(EngineCall[RerankRequest, RequestPlan]):
             RerankResult(
                 index=index,
                 relevance_score=scores[index],
-                document=RerankedText(text=texts[index]) if self.body.return_documents else None,
+                document=RerankDocument(text=texts[index]) if self.body.return_documents else None,
             )
             for index in ranked
         ]

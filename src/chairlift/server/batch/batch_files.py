@@ -130,11 +130,8 @@ def answer_line(
 
 
 class BatchIndex:
-    """The lines of a batch file without a result. The file stays open, because it is read twice.
-
-    Raises:
-        ConfigError: the file cannot be read, has more than MAX_LINES lines, or two lines have the same `custom_id`.
-    """
+    """The lines of a batch file without a result. The file stays open, because it is read twice. Raises ConfigError if
+    it cannot be read, has more than MAX_LINES lines, or two lines have the same `custom_id`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -188,7 +185,8 @@ class BatchIndex:
 
 
 class BatchOutput:
-    """The output file, locked against other writers.
+    """The output file, locked against other writers. Raises ConfigError if it cannot be written, another process writes
+    it, or it contains other data.
 
     Args:
         index: the index of the input; lines with a result in the output are marked as answered.
@@ -196,9 +194,6 @@ class BatchOutput:
     Attributes:
         num_answered: the number of results that the file already contained.
         num_removed_bytes: the size of the incomplete last line that was removed.
-
-    Raises:
-        ConfigError: the file cannot be written, another process writes it, or it contains other data.
     """
 
     def __init__(self, path: Path, index: BatchIndex) -> None:
@@ -222,11 +217,8 @@ class BatchOutput:
             raise ConfigError(f"{self.path} is the input file: select another output with -o")
 
     def append(self, lines: Sequence[bytes]) -> None:
-        """Append complete lines, and return when they are on disk.
-
-        Raises:
-            ConfigError: writing failed. The file contains complete lines only, so the batch can be resumed.
-        """
+        """Append complete lines, and return when they are on disk. Raises ConfigError if that fails. Even then the file
+        contains complete lines only, so the batch can be resumed."""
         data = memoryview(b"".join(lines))
         try:
             written = 0

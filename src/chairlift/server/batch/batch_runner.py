@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import httpx
 import msgspec
@@ -57,16 +57,6 @@ CALLS_PER_SEQUENCE: Final = 2
 """Calls in flight per seat of the engine, so that a request is waiting whenever a seat becomes free."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnsweredLine:
-    """A line of the output with its status and token counts. `status` is None if the input was not a valid request."""
-
-    line: bytes
-    status: int | None
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
 class _Usage(msgspec.Struct):
     """Token counts with the names of completions and chat, or with those of responses and messages."""
 
@@ -76,16 +66,21 @@ class _Usage(msgspec.Struct):
     output_tokens: int = 0
 
 
-class _RequestBody(msgspec.Struct):
+class _Body(msgspec.Struct):
+    """The fields of request and response bodies that are read here."""
+
     stream: Any = None
-
-
-class _ResponseBody(msgspec.Struct):
     id: str = ""
     usage: _Usage | None = None
 
 
-Body = TypeVar("Body", _RequestBody, _ResponseBody)
+@dataclass(frozen=True, slots=True)
+class AnsweredLine:
+    """A line of the output with its status and token counts. `status` is None if the input was not a valid request."""
+
+    line: bytes
+    status: int | None
+    usage: _Usage = field(default_factory=_Usage)
 
 
 class LineProcessor:
@@ -96,11 +91,7 @@ class LineProcessor:
         self._urls = sorted(endpoint.path for endpoint in ENDPOINTS if endpoint.path.startswith(API_PREFIX))
 
     async def answer(self, number: int, line: bytes) -> AnsweredLine:
-        """Return the result of line `number`.
-
-        Raises:
-            EngineDeadError: the engine died before it answered the line.
-        """
+        """Return the result of line `number`; raises EngineDeadError if the engine died before it answered the line."""
         request = parse_request(line, number)
         if isinstance(request, BatchRequestInput) and request.url not in self._urls:
             request = BatchLineError(
@@ -109,18 +100,12 @@ class LineProcessor:
         if isinstance(request, BatchLineError):
             return AnsweredLine(answer_line(read_custom_id(line), error=request), None)
         response = await self._call(request)
-        fields = _decoded(response.content, _ResponseBody)
+        fields = _decoded(response.content)
         body = BatchResponseData(response.status_code, fields.id, msgspec.Raw(_one_line(response.content)))
-        usage = fields.usage or _Usage()
-        return AnsweredLine(
-            answer_line(request.custom_id, body),
-            response.status_code,
-            usage.prompt_tokens + usage.input_tokens,
-            usage.completion_tokens + usage.output_tokens,
-        )
+        return AnsweredLine(answer_line(request.custom_id, body), response.status_code, fields.usage or _Usage())
 
     async def _call(self, request: BatchRequestInput) -> httpx.Response:
-        if _decoded(request.body, _RequestBody).stream is True:
+        if _decoded(request.body).stream is True:
             status, info = error_info(RequestError("stream must not be true in a batch: leave it out", "stream"))
             return httpx.Response(status, json=ErrorBody(error=info).model_dump())
         response = await self._client.post(request.url, content=bytes(request.body), headers=JSON_HEADERS)
@@ -142,18 +127,16 @@ def client_of(app: ASGIApp) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://batch", timeout=None)
 
 
-def _decoded(body: bytes | msgspec.Raw, kind: type[Body]) -> Body:
+def _decoded(body: bytes | msgspec.Raw) -> _Body:
     """The known fields of a body; their defaults if it is invalid, which the API reports."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(body, type=_Body)
     except DecodeError:
-        return kind()
+        return _Body()
 
 
 def _one_line(body: bytes) -> bytes:
     """The body as JSON on one line. A body that is not valid JSON becomes a JSON string."""
-    if body.startswith(b"{") and b"\n" not in body:
-        return body
     try:
         return msgspec.json.format(body, indent=-1)
     except DecodeError:
@@ -187,8 +170,8 @@ class BatchSummary:
             self.completed += 1
         else:
             self.failed += 1
-        self.prompt_tokens += answer.prompt_tokens
-        self.completion_tokens += answer.completion_tokens
+        self.prompt_tokens += answer.usage.prompt_tokens + answer.usage.input_tokens
+        self.completion_tokens += answer.usage.completion_tokens + answer.usage.output_tokens
 
     def text(self) -> str:
         """The summary as one line of text."""
@@ -212,8 +195,7 @@ def run_batch(
     SIGINT and SIGTERM end the run early; lines in flight then have no result, and the next run answers them.
 
     Raises:
-        ConfigError: a file cannot be read or written, two lines have the same `custom_id`, or the output belongs to
-            another batch. Raised before the model is loaded, except for a failed write.
+        ConfigError: as `BatchIndex` and `BatchOutput`, before the model is loaded, or a result cannot be written.
         EngineDeadError: the engine died. The next run resumes the batch.
     """
     options = ServeOptions(

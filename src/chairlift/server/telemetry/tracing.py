@@ -15,7 +15,6 @@ import time
 from typing import Any, Final
 
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
@@ -29,11 +28,6 @@ LOST_STATUS: Final = "the engine ended before the request"
 RESENT_STATUS: Final = "the engine ended before the request, which was sent to another replica"
 
 
-def otlp_exporter(endpoint: str) -> SpanExporter:
-    """The exporter that sends spans to a collector with OTLP over HTTP."""
-    return OTLPSpanExporter(endpoint=endpoint)
-
-
 class CallTracer:
     """Creates the spans of each call that has ended and reached the engine. Their resource names this process.
 
@@ -41,10 +35,10 @@ class CallTracer:
         exporter: receives the spans in batches, on a thread of its own.
     """
 
-    def __init__(self, exporter: SpanExporter, service_name: str = "chairlift") -> None:
+    def __init__(self, exporter: SpanExporter) -> None:
         self._propagator = TraceContextTextMapPropagator()
         process: dict[str, str | int] = {"host.name": socket.gethostname(), "process.pid": os.getpid()}
-        self._provider = TracerProvider(resource=Resource.create({"service.name": service_name, **process}))
+        self._provider = TracerProvider(resource=Resource.create({"service.name": "chairlift", **process}))
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("chairlift")
 

@@ -21,15 +21,12 @@ PING: Final = b"\n"
 
 
 async def start_burst(llm: AsyncLLM, permit: Permit, body: BurstBody) -> EventStream:
-    """Send the requests of a burst to the engine. They count as one call of the key, and as its tokens.
+    """Send the requests of a burst to the engine. They count as one call of the key, and as its tokens. Raises
+    RequestError if the longest one does not fit in `max_model_len`, or as `Permit.admit`.
 
     Returns:
         A response whose first line is a BurstView, and which ends when all requests have ended. Their outputs are
         discarded. If the client disconnects, they are aborted.
-
-    Raises:
-        RequestError: the longest request does not fit in `max_model_len`, or a limit of the queue is exceeded.
-        OverloadedError: as `Permit.admit`.
     """
     facts = llm.engine.facts
     longest, limit = body.max_prompt_tokens + body.max_output_tokens, facts.scheduler_config.max_model_len
@@ -39,10 +36,8 @@ async def start_burst(llm: AsyncLLM, permit: Permit, body: BurstBody) -> EventSt
             f"{longest} tokens together, and max_model_len={limit}: reduce one of them",
             "max_prompt_tokens",
         )
-    lengths = _draw_lengths(body)
-    permit.admit([range(length) for length, _ in lengths])
-    burst_id = f"burst-{uuid.uuid4().hex[:12]}"
-    requests: list[BurstRequest] = []
+    requests = _random_requests(body)
+    permit.admit([range(request.num_prompt_tokens) for request in requests])
     generations: list[Generation] = []
 
     def end() -> None:
@@ -51,13 +46,21 @@ async def start_burst(llm: AsyncLLM, permit: Permit, body: BurstBody) -> EventSt
         permit.close()
 
     try:
-        prompts = await asyncio.to_thread(_make_prompts, lengths, body.seed, facts.model_config.vocab_size)
-        for index, (prompt, (_, num_output_tokens)) in enumerate(zip(prompts, lengths, strict=True)):
-            request = BurstRequest(
-                id=f"{burst_id}-{index}", num_prompt_tokens=len(prompt), num_output_tokens=num_output_tokens
+        prompts = await asyncio.to_thread(_random_prompts, requests, body.seed, facts.model_config.vocab_size)
+        for request, prompt in zip(requests, prompts, strict=True):
+            params = SamplingParams(
+                max_tokens=request.num_output_tokens, ignore_eos=True, detokenize=False, is_streamed=False
             )
-            generations.append(_start(llm, request, prompt, permit))
-            requests.append(request)
+            generation = llm.start(
+                None,
+                prompt,
+                params,
+                request_id=request.id,
+                tenant=permit.tenant,
+                cache_salt=permit.cache_salt,
+                on_output=permit.track_prompt(len(prompt)),
+            )
+            generations.append(generation)
     except BaseException:
         end()
         raise
@@ -65,33 +68,22 @@ async def start_burst(llm: AsyncLLM, permit: Permit, body: BurstBody) -> EventSt
     return EventStream(_follow(view, generations), end, PING, media_type="application/json")
 
 
-def _start(llm: AsyncLLM, request: BurstRequest, prompt: list[int], permit: Permit) -> Generation:
-    return llm.start(
-        None,
-        prompt,
-        SamplingParams(max_tokens=request.num_output_tokens, ignore_eos=True, detokenize=False, is_streamed=False),
-        request_id=request.id,
-        tenant=permit.tenant,
-        cache_salt=permit.cache_salt,
-        on_output=permit.track_prompt(len(prompt)),
-    )
-
-
-def _draw_lengths(body: BurstBody) -> list[tuple[int, int]]:
-    """The numbers of prompt and output tokens of each request, uniform between their bounds."""
-    draw = random.Random(body.seed)
+def _random_requests(body: BurstBody) -> list[BurstRequest]:
+    """Requests with numbers of prompt and output tokens that are uniform between their bounds."""
+    draw, burst_id = random.Random(body.seed), f"burst-{uuid.uuid4().hex[:12]}"
     return [
-        (
-            draw.randint(body.min_prompt_tokens, body.max_prompt_tokens),
-            draw.randint(body.min_output_tokens, body.max_output_tokens),
+        BurstRequest(
+            id=f"{burst_id}-{index}",
+            num_prompt_tokens=draw.randint(body.min_prompt_tokens, body.max_prompt_tokens),
+            num_output_tokens=draw.randint(body.min_output_tokens, body.max_output_tokens),
         )
-        for _ in range(body.num_requests)
+        for index in range(body.num_requests)
     ]
 
 
-def _make_prompts(lengths: list[tuple[int, int]], seed: int, vocab_size: int) -> list[list[int]]:
+def _random_prompts(requests: list[BurstRequest], seed: int, vocab_size: int) -> list[list[int]]:
     draw = random.Random(seed)
-    return [draw.choices(range(vocab_size), k=num_prompt_tokens) for num_prompt_tokens, _ in lengths]
+    return [draw.choices(range(vocab_size), k=request.num_prompt_tokens) for request in requests]
 
 
 async def _follow(view: BurstView, generations: list[Generation]) -> AsyncIterator[bytes]:

@@ -9,11 +9,10 @@ import json
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, HTMLResponse, Response
@@ -102,81 +101,74 @@ def page_endpoint(name: str) -> Any:
     return get_page
 
 
-@dataclass(frozen=True, slots=True)
-class PageData:
+def page_router(
+    manager: ModelManager,
+    admission: AdmissionController,
+    has_control: bool,
+    simulate_policy: Callable[..., list[Event]] | None,
+) -> APIRouter:
     """The endpoints of the live page. The query parameters select the model, and the replica, that the page shows.
 
     Requests of other keys have opaque ids, unless the key is an admin's.
 
-    Attributes:
+    Args:
         has_control: the page may send bursts of requests, and simulate.
         simulate_policy: see ServeOptions.
     """
+    routes = APIRouter(include_in_schema=False)
+    simulating = asyncio.Lock()
 
-    manager: ModelManager
-    admission: AdmissionController
-    has_control: bool
-    simulate_policy: Callable[..., list[Event]] | None
-    _simulating: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def router(self) -> APIRouter:
-        """The routes of the endpoints."""
-        routes = APIRouter(include_in_schema=False)
-        routes.add_api_route("/v1/page", self.get_page, methods=["GET"])
-        routes.add_api_route("/v1/page/events", self.stream_events, methods=["GET"])
-        routes.add_api_route("/v1/page/burst", self.send_burst, methods=["POST"])
-        routes.add_api_route("/v1/page/simulation", self.simulate, methods=["POST"])
-        return routes
-
-    async def get_page(self, request: Request, model: str | None = None) -> PageView:
+    @routes.get("/v1/page")
+    async def get_page(request: Request, model: str | None = None) -> PageView:
         """What the page can show and do with this key."""
-        key, manager = call_of(request).key, self.manager
+        key = call_of(request).key
         known = [each.name for each in manager.visible(key)]
-        available = self.simulate_policy is not None
+        available = simulate_policy is not None
         return PageView(
             version=__version__,
             models=known,
             replicas=list(manager.find(model, key).replicas) if known else [],
             is_admin=key.is_admin,
             key=key.name,
-            control=self.has_control,
+            control=has_control,
             simulation=SimulationView(available=available, message=None if available else NO_SIMULATION),
             history_seconds=HISTORY_SECONDS,
         )
 
-    async def stream_events(self, request: Request, model: str | None = None, replica: str | None = None) -> Response:
+    @routes.get("/v1/page/events")
+    async def stream_events(request: Request, model: str | None = None, replica: str | None = None) -> Response:
         """Stream the events of the last ten minutes, and then frames of new events."""
         call = call_of(request)
-        served = self.manager.find(model, call.key).engine(replica)
+        served = manager.find(model, call.key).engine(replica)
         redactor = Redactor(served.observer.viewer(call.key), served.observer.tracker)
-        return self.admission.open_events(call, page_stream(served, redactor, self.admission))
+        return admission.open_events(call, page_stream(served, redactor, admission))
 
-    def _require_control(self) -> None:
-        if not self.has_control:
+    async def require_control() -> None:
+        if not has_control:
             raise HTTPException(403, "this server accepts no bursts or simulations: start it with --page-control")
 
-    async def send_burst(self, request: Request, model: str | None = None) -> Response:
+    @routes.post("/v1/page/burst", dependencies=[Depends(require_control)])
+    async def send_burst(request: Request, model: str | None = None) -> Response:
         """Send a burst of synthetic requests; see `start_burst`."""
-        self._require_control()
-        key, manager = call_of(request).key, self.manager
+        key = call_of(request).key
 
         async def start() -> Response:
             with await manager.acquire(manager.find(model, key)) as lease:
                 return await start_burst(lease.service.llm, permit, body)
 
-        with self.admission.open_call(key) as permit:
+        with admission.open_call(key) as permit:
             body = await read_body(request, BurstBody)
             return await cancel_on_disconnect(request.receive, start())
 
-    async def simulate(self, request: Request, model: str | None = None, replica: str | None = None) -> Response:
+    @routes.post("/v1/page/simulation", dependencies=[Depends(require_control)])
+    async def simulate(request: Request, model: str | None = None, replica: str | None = None) -> Response:
         """Simulate requests under another policy. This counts towards the requests per minute of the key."""
-        self._require_control()
-        if (simulate_policy := self.simulate_policy) is None:
+        if simulate_policy is None:
             raise HTTPException(403, NO_SIMULATION)
         key = call_of(request).key
-        self.admission.count_request(key)
+        admission.count_request(key)
         body = await read_body(request, SimulationBody)
-        tracker = self.manager.find(model, key).engine(replica).observer.tracker
+        tracker = manager.find(model, key).engine(replica).observer.tracker
         engine, cost = tracker.started, tracker.cost.line()
         if engine is None or cost is None:
             raise HTTPException(409, "too few steps to know their cost: send requests first, then try again")
@@ -187,13 +179,15 @@ class PageData:
             return b'{"object":"page.simulation","events":[%b]}' % b",".join(map(encode_event, events))
 
         async def run_alone() -> Response:
-            async with self._simulating:
+            async with simulating:
                 try:
                     return Response(await asyncio.to_thread(run), media_type="application/json")
                 finally:
                     is_cancelled.set()
 
         return await cancel_on_disconnect(request.receive, run_alone())
+
+    return routes
 
 
 async def page_stream(

@@ -50,14 +50,8 @@ def recorded_log_app(log: Path) -> Starlette:
 
 
 def serve_recorded_log(log: Path, on_ready: Callable[[str], None]) -> None:
-    """Serve the live page of an event log on a free port of this machine until a signal stops it.
-
-    Args:
-        on_ready: called with the URL of the page.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not an event log.
-    """
+    """Serve the live page of an event log on a free port of this machine until a signal stops it, and pass its URL to
+    `on_ready`. Raises ConfigError if the file cannot be read, or is not an event log."""
     if not isinstance(next(read_events(log), None), EngineStarted):
         raise ConfigError(
             f"not an event log: {log}: its first event must be engine_started; give a file of --event-log"
