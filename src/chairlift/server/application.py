@@ -37,22 +37,16 @@ EXPOSED_HEADERS: Final = ("Retry-After", "x-should-retry", "x-request-id", "requ
 
 
 def create_app(llm: AsyncLLM, options: ServeOptions) -> FastAPI:
-    """Create the application that serves the API over one engine. It closes the engine when it shuts down.
-
-    Raises:
-        ConfigError: as `make_single_manager`.
-    """
+    """Create the application that serves the API over one engine, which it closes when it shuts down; raises as
+    `make_single_manager`."""
     return create_models_app(make_single_manager(llm, options.served_model_name, options.api), options)
 
 
 def make_single_manager(llm: AsyncLLM, served_model_name: str | None, api: ApiOptions) -> ModelManager:
-    """Create the manager of one model that is always loaded.
+    """Create the manager of one model that is always loaded; raises ConfigError if a LoRA adapter has its name.
 
     Args:
         served_model_name: the name of the model in requests and responses. Default: the model's own name.
-
-    Raises:
-        ConfigError: a LoRA adapter has the name of the model.
     """
     name = served_model_name or llm.engine.facts.model_name
     if name in llm.engine.adapters:
@@ -89,9 +83,8 @@ def create_models_app(
         share_usage: charges keys for what they use of other servers, until it is cancelled.
 
     Returns:
-        The application. `app.state.admission` counts the calls in progress and can drain the server, and
-        `app.state.models` is the manager.
-        `app.state.paths` lists the paths of the endpoints.
+        The application. `app.state.admission` counts the calls in progress and can drain the server, `app.state.models`
+        is the manager, and `app.state.paths` lists the paths of the endpoints.
     """
     admission = AdmissionController(options.limits, options.access.keys)
     listeners = options.observability.listeners()
@@ -145,17 +138,18 @@ def _add_middlewares(app: FastAPI, options: ServeOptions) -> None:
 
 def _add_routes(app: FastAPI, manager: ModelManager, admission: AdmissionController, options: ServeOptions) -> None:
     page = page_router(manager, admission, options.has_page_control, options.simulate_policy)
-    tagged = {
-        "Generation and embeddings": [make_router(ENDPOINTS, EndpointCaller(manager, admission))],
-        "Models": [models.router(manager)],
-        "Engine and requests": [engine.router(manager, admission), requests.router(manager, admission)],
-        "Health": [health.router(manager, admission)],
-        "Pages": [file_router(), page],
-    }
-    for tag, routers in tagged.items():
-        for router in routers:
-            app.include_router(router, tags=[tag])
-    found = (route for routers in tagged.values() for router in routers for route in router.routes)
+    routers = (
+        ("Generation and embeddings", make_router(ENDPOINTS, EndpointCaller(manager, admission))),
+        ("Models", models.router(manager)),
+        ("Engine and requests", engine.router(manager, admission)),
+        ("Engine and requests", requests.router(manager, admission)),
+        ("Health", health.router(manager, admission)),
+        ("Pages", file_router()),
+        ("Pages", page),
+    )
+    for tag, router in routers:
+        app.include_router(router, tags=[tag])
+    found = (route for _, router in routers for route in router.routes)
     app.state.paths = sorted({route.path for route in found if isinstance(route, Route)})
 
 

@@ -52,8 +52,7 @@ class EngineCluster(Protocol):
 
 MAX_PORT: Final = 65535
 STANDARD_ERROR: Final = 2
-SWITCH_SECONDS: Final = 0.001
-"""Seconds for which a thread may hold the interpreter lock while the event loop waits for it."""
+SWITCH_SECONDS: Final = 0.001  # for which a thread may hold the interpreter lock while the event loop waits for it
 
 
 def run(
@@ -66,8 +65,7 @@ def run(
         start_cluster: starts several engines for the configuration, instead of one.
 
     Raises:
-        ConfigError: the address cannot be used, a log file cannot be written, the certificate cannot be loaded, or an
-            option is invalid. These errors are raised before the model is loaded. Then as for
+        ConfigError: an option cannot be used. This is raised before the model is loaded, and then as for
             `ProcessClient.wait_until_ready`.
         EngineDeadError: the cluster could not continue, and the server has drained.
     """
@@ -130,15 +128,8 @@ def _make_manager(
 
 
 def server_specs(specs: Sequence[ModelSpec], served_model_name: str | None, access: AccessOptions) -> list[ModelSpec]:
-    """The models of a server with the configurations of their engines.
-
-    Args:
-        served_model_name: the option, which has an effect only without `models`.
-
-    Raises:
-        ConfigError: `served_model_name` is set, a key is limited to models that are not among these, or as for
-            `server_config`.
-    """
+    """The models of a server with the configurations of their engines. Raises ConfigError if `served_model_name` is
+    set, a key is limited to models that are not among these, or as `server_config`."""
     if served_model_name is not None:
         raise ConfigError(
             f"served_model_name={served_model_name} is for one model without options of its own: "
@@ -155,21 +146,14 @@ def server_specs(specs: Sequence[ModelSpec], served_model_name: str | None, acce
 
 
 def server_config(config: EngineConfig, access: AccessOptions) -> EngineConfig:
-    """The configuration of the engine of a server, with the tenant weights of the API keys.
-
-    Raises:
-        ConfigError: an option cannot be used by a server, or a file cannot be written.
-    """
+    """The configuration of the engine of a server, with the tenant weights of the API keys. Raises ConfigError if an
+    option cannot be used by a server, or a file cannot be written."""
+    unknown = "needs the output lengths of all requests in advance, which a server does not have"
     if config.static_run_to == "global":
-        raise ConfigError(
-            "static_run_to=global needs the output lengths of all requests in advance, which a server does not have: "
-            "omit the option, or use it offline (bench, simulate)"
-        )
+        raise ConfigError(f"static_run_to=global {unknown}: omit the option, or use it offline (bench, simulate)")
     if config.length_predictor == "oracle":
-        raise ConfigError(
-            "length_predictor=oracle needs the output lengths of all requests in advance, which a server does not "
-            "have: set --length-predictor history or max_tokens, or use it offline (bench, simulate)"
-        )
+        others = "set --length-predictor history or max_tokens, or use it offline (bench, simulate)"
+        raise ConfigError(f"length_predictor=oracle {unknown}: {others}")
     config.check_files()
     weights = access.keys.tenant_weights()
     return replace(config, tenant_weights=weights) if weights else config

@@ -10,17 +10,10 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-MAX_HEADER_BYTES: Final = 64 << 10
-"""Bytes of a request line and headers, or of trailers, after which a connection is closed unless they are complete."""
-
-MAX_PIPELINED: Final = 128
-"""Requests of a connection that may wait for earlier responses."""
-
-WRITE_SECONDS: Final = 30.0
-"""Seconds without progress after which the connection of a client that does not read is closed."""
-
-KEEP_ALIVE_SECONDS: Final = 60
-"""Seconds after which uvicorn closes a connection between two requests."""
+MAX_HEADER_BYTES: Final = 64 << 10  # of a request line and headers, or of trailers
+MAX_PIPELINED: Final = 128  # requests of a connection that wait for earlier responses
+WRITE_SECONDS: Final = 30.0  # without progress, until the connection of a client that does not read is closed
+KEEP_ALIVE_SECONDS: Final = 60  # until uvicorn closes a connection between two requests
 
 _H2C_UPGRADE: Final = b"\r\nUpgrade: h2c\r\n"
 _IGNORED_UPGRADE: Final = b"\r\nIgnored: h2c\r\n"
@@ -102,12 +95,7 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 def uvicorn_config(app: Any, tls: ssl.SSLContext | None = None, **options: Any) -> uvicorn.Config:
-    """The configuration of uvicorn for an application.
-
-    Args:
-        tls: the TLS context; None for plain HTTP.
-        options: further options of `uvicorn.Config`.
-    """
+    """The configuration of uvicorn for an application, with TLS if there is a context, and further options."""
     if tls is not None:
         options["ssl_context_factory"] = lambda *_: tls
     return uvicorn.Config(app, http=HttpProtocol, ws="none", timeout_keep_alive=KEEP_ALIVE_SECONDS, **options)

@@ -21,11 +21,7 @@ from chairlift.worker.memory import available_memory
 
 class EngineLoader:
     """Starts engines one after another, each in a process. One process computes a step at a time, because all use the
-    same CPU cores.
-
-    Args:
-        watchdog_timeout: see ProcessClient.
-    """
+    same CPU cores."""
 
     def __init__(self, watchdog_timeout: float) -> None:
         self._watchdog_timeout = watchdog_timeout

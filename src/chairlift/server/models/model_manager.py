@@ -45,14 +45,10 @@ from chairlift.worker.memory import format_memory
 logger = logging.getLogger("chairlift")
 
 SWEEP_SECONDS: Final = 0.5
+MAX_WAITING_CALLS: Final = 1024  # for models to be loaded
+MAX_WAITS: Final = 4096  # calls whose waits for a model are kept
 RETRY_SECONDS: Final = 5.0
 """Calls for a model that could not be loaded fail for this time with the same reason, before it is tried again."""
-
-MAX_WAITING_CALLS: Final = 1024
-"""The number of calls that may wait for models to be loaded."""
-
-MAX_WAITS: Final = 4096
-"""The number of calls whose waits for a model are kept."""
 
 RESIDENCE_FACTOR: Final = 4.0
 """A busy model keeps its memory for at least this multiple of the time in which it was loaded, so that a server with
@@ -99,11 +95,9 @@ class ModelWait:
             return f"The call waited {self.seconds:.1f} s for model {name!r}, and ended with: {self.error}"
         if self.ended is not None:
             return f"The call waited {self.seconds:.1f} s until model {name!r} was loaded."
-        if self.model.state == "loading":
-            return f"The call has waited for {self.seconds:.1f} s: model {name!r} is being loaded."
-        if self.model.is_leaving:
-            return f"The call has waited for {self.seconds:.1f} s: model {name!r} makes room for another one first."
-        return f"The call has waited for {self.seconds:.1f} s: model {name!r} waits for its turn and for memory."
+        reason = "makes room for another one first" if self.model.is_leaving else "waits for its turn and for memory"
+        reason = "is being loaded" if self.model.state == "loading" else reason
+        return f"The call has waited for {self.seconds:.1f} s: model {name!r} {reason}."
 
 
 class ModelManager:
@@ -147,11 +141,8 @@ class ModelManager:
         return sum(model.num_waiting for model in self.models)
 
     def find(self, name: str | None, key: Key) -> ServedModel:
-        """The model that a call names, by its own name or by that of one of its LoRA adapters.
-
-        Raises:
-            ModelNameError: no model has this name, or the key is limited to other models.
-        """
+        """The model that a call names, by its own name or by that of one of its LoRA adapters. Raises ModelNameError if
+        no model has this name, or the key is limited to other models."""
         allowed = self.visible(key)
         model = (allowed or [self.default])[0] if name is None else self._find_by_name(name)
         if model is None:
@@ -172,11 +163,8 @@ class ModelManager:
         return self._by_name.get(name) or next(with_adapter, None)
 
     async def load_adapter(self, name: str, path: str, model_name: str | None, key: Key) -> ServedModel:
-        """Load a LoRA adapter of a model, which is loaded first if necessary; returns the model.
-
-        Raises:
-            RequestError: the name is in use, or as `AsyncLLM.load_lora_adapter`.
-        """
+        """Load a LoRA adapter of a model, which is loaded first if necessary; returns the model. Raises RequestError if
+        the name is in use, or as `AsyncLLM.load_lora_adapter`."""
         model = self.find(model_name, key)
         if self._find_by_name(name) not in (None, model) or name in self._by_name:
             raise RequestError(
@@ -288,8 +276,6 @@ class ModelManager:
             model.loading.add_done_callback(partial(_forget_loading, model))
         await asyncio.shield(model.loading)
 
-    # -- loading -------------------------------------------------------------------------------------------------
-
     async def _load(self, model: ServedModel) -> None:
         """Load a model after those before it, and after others have made room for it."""
         async with self._turn:
@@ -370,11 +356,7 @@ class ModelManager:
         return model
 
     async def unload(self, name: str, key: Key) -> ServedModel:
-        """Unload a model.
-
-        Raises:
-            HTTPException: the model has unfinished calls, or it is the only one and always loaded.
-        """
+        """Unload a model. Raises HTTPException if it has unfinished calls, or is the only one and always loaded."""
         model = self.find(name, key)
         if model.spec is None:
             raise HTTPException(409, f"model {model.name!r} is always loaded: start the server with --keep-alive")
@@ -384,8 +366,6 @@ class ModelManager:
             if model.state == "loaded":
                 await self._unload(model, "it was requested")
         return model
-
-    # -- background ----------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Connect loaded models to the running event loop, and start to unload models that are not used."""

@@ -19,11 +19,8 @@ from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.system.memory_amounts import parse_memory
 from chairlift.worker.memory import available_memory
 
-MEMORY_SHARE: Final = 0.8
-"""The share of the free memory that is the default of `models_memory_bytes`."""
-
+MEMORY_SHARE: Final = 0.8  # of the free memory, the default of `models_memory_bytes`
 MODEL_VARIABLE: Final = "CHAIRLIFT_MODEL"
-
 DEFAULT_KEEP_ALIVE: Final = 300.0
 
 
@@ -109,11 +106,8 @@ class ModelOptions:
         return self.arguments[0] if self.arguments and len(self.arguments) == 1 else None
 
     def memory_budget(self, config: EngineConfig) -> int:
-        """Maximum memory of all engine processes in bytes; by default a share of what is free now.
-
-        Raises:
-            ConfigError: there is no default, because the memory of a GPU is not known yet.
-        """
+        """Maximum memory of all engine processes in bytes; by default a share of what is free now. Raises ConfigError
+        on a GPU, whose memory is not known yet."""
         if self.models_memory_bytes is None and config.device != "cpu":
             raise ConfigError(
                 f"several models on device={config.device} need --models-memory-bytes, the memory of the GPU for them"
@@ -121,13 +115,10 @@ class ModelOptions:
         return self.models_memory_bytes or int(available_memory() * MEMORY_SHARE)
 
     def specs(self, config: EngineConfig, api: ApiOptions) -> list[ModelSpec]:
-        """The models that are loaded on demand.
+        """The models that are loaded on demand; raises ConfigError.
 
         Args:
             config, api: the options of all models that have no others.
-
-        Raises:
-            ConfigError: no model is named, an option is unknown or invalid, or two models have the same name.
         """
         found = [*self._unnamed(config, api), *self._named(config, api)]
         if not found:
@@ -187,10 +178,7 @@ def _join_path(arguments: list[str]) -> list[str]:
 
 def models_in(folder: Path) -> list[Path]:
     """The models of a folder: its folders with config.json, and its .gguf files, of which one part names a split model.
-
-    Raises:
-        ConfigError: the folder cannot be read.
-    """
+    Raises ConfigError if the folder cannot be read."""
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:

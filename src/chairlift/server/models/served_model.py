@@ -34,23 +34,12 @@ ModelState = Literal["unloaded", "loading", "loaded", "unloading", "failed"]
 
 Result = TypeVar("Result")
 
-NUM_THREADS: Final = 16
-"""The number of threads that plan the requests with small bodies and write the large outputs of a model."""
-
-MAX_ENDED_REPLICAS: Final = 8
-"""Number of replicas of a model whose requests are kept after they have ended."""
+NUM_THREADS: Final = 16  # that plan the requests with small bodies and write the large outputs of a model
+MAX_ENDED_REPLICAS: Final = 8  # of a model, whose requests are kept
 
 
 class ModelService:
-    """A loaded model: its engine, and the threads that plan its requests.
-
-    Args:
-        llm: the engine, which is closed with the service.
-        api: the options of the API.
-
-    Attributes:
-        planner: plans the requests for the model, on threads.
-    """
+    """A loaded model: its engine, which is closed with the service, and the threads that plan its requests."""
 
     def __init__(self, llm: AsyncLLM, api: ApiOptions) -> None:
         self.llm = llm
@@ -176,11 +165,7 @@ class ServedModel(VisibleEngine):
             self.ended_observers.append(observer)
 
     def engine(self, replica_id: str | None) -> VisibleEngine:
-        """One of its engines; None is the first one.
-
-        Raises:
-            HTTPException: there is no such replica.
-        """
+        """One of its engines; None is the first one. Raises HTTPException if there is no such replica."""
         if replica_id is None:
             return next(iter(self.replicas.values()), self)
         if replica_id not in self.replicas:

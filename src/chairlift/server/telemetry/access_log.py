@@ -20,23 +20,16 @@ logger = logging.getLogger("chairlift")
 
 PLAIN: Final = "/-._~!$&'()*+,;=:@"
 """Characters that are not escaped in a path, in addition to letters and digits (RFC 3986, section 3.3)."""
-
 BUFFER_BYTES: Final = 1 << 20
 """The size of the buffer of the file. The end of a line that a full disk has cut waits in it: no line is longer."""
 
 
 class AccessLog:
-    """Writes a line for each call.
+    """Writes a line for each call to a file, or to standard error without a path; raises ConfigError if the file cannot
+    be opened. The format is "text" or "json".
 
     A full disk does not stop the server. A warning reports that a line could not be written. It and the next ones are
     written later, as far as the buffer of the file has room for them.
-
-    Args:
-        log_format: "text" or "json".
-        path: the file; None is standard error.
-
-    Raises:
-        ConfigError: the file cannot be opened.
     """
 
     def __init__(self, log_format: str, path: Path | None = None) -> None:
@@ -50,7 +43,7 @@ class AccessLog:
             raise unwritable_file_error("access_log", path, error) from None
 
     def __call__(self, call: Call, sequences: list[ObservedRequest]) -> None:
-        fields = access_fields(call, sequences)
+        fields = _fields(call, sequences)
         self.write(json.dumps(fields, separators=(",", ":")) if self._is_json else _text(fields))
 
     def write(self, line: str) -> None:
@@ -68,13 +61,12 @@ class AccessLog:
             self._is_writable = True
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None and self._file is not sys.__stderr__:
             with contextlib.suppress(OSError):
                 self._file.close()
 
 
-def access_fields(call: Call, sequences: list[ObservedRequest]) -> dict[str, Any]:
+def _fields(call: Call, sequences: list[ObservedRequest]) -> dict[str, Any]:
     """The fields of a line, without empty ones. Times are in seconds, and numbers of tokens are sums over sequences."""
     fields: dict[str, Any] = {
         "time": format_time(call.time),

@@ -27,11 +27,7 @@ there twice."""
 
 class CallLogMiddleware:
     """Sets `request.state.call`, adds its id to the headers of each response, and passes each call to the
-    listeners when it has ended.
-
-    Args:
-        find: returns the known sequences of a call in the engines, by its id.
-    """
+    listeners when it has ended, with those of its sequences that `find` returns for its id."""
 
     def __init__(
         self, app: ASGIApp, find: Callable[[str], list[ObservedRequest]], listeners: Sequence[CallListener]

@@ -17,8 +17,7 @@ from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.observability.tracker import RequestTracker
 from chairlift.server.access.keys import Key
 
-MAX_CALLS: Final = 4096
-"""The number of API calls whose sequences are found."""
+MAX_CALLS: Final = 4096  # whose sequences are found
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +83,17 @@ def measure_engine(
     events: EventHub, status: Callable[[], EngineStatus], tracker: RequestTracker, model_name: str
 ) -> PrometheusMetrics:
     """Create the metrics of an engine, which read the state of its tracker."""
+    dead = "1 if the engine died and cannot be restarted, so that requests are rejected."
+    stalled = "Seconds without a step while requests are unfinished."
+    dropped = "Number of events dropped because the server was busy; always 0 for an engine process."
+    since_step = "Seconds since the end of the last step."
     gauges: dict[str, tuple[str, Callable[[], float]]] = {
-        "chairlift:engine_up": ("1 if the engine is running.", lambda: float(status().state == "running")),
-        "chairlift:engine_cannot_restart": (
-            "1 if the engine died and cannot be restarted, so that requests are rejected.",
-            lambda: float(status().state == "cannot_restart"),
-        ),
-        "chairlift:engine_restarts": ("Number of restarts of the engine.", lambda: float(status().restarts)),
-        "chairlift:engine_seconds_since_step": (
-            "Seconds since the end of the last step.",
-            lambda: status().seconds_since_step,
-        ),
-        "chairlift:engine_seconds_stalled": (
-            "Seconds without a step while requests are unfinished.",
-            lambda: status().seconds_stalled,
-        ),
-        "chairlift:events_dropped": (
-            "Number of events dropped because the server was busy; always 0 for an engine process.",
-            lambda: float(events.num_dropped),
-        ),
+        "chairlift:engine_up": ("1 if the engine is running.", lambda: status().state == "running"),
+        "chairlift:engine_cannot_restart": (dead, lambda: status().state == "cannot_restart"),
+        "chairlift:engine_restarts": ("Number of restarts of the engine.", lambda: status().restarts),
+        "chairlift:engine_seconds_since_step": (since_step, lambda: status().seconds_since_step),
+        "chairlift:engine_seconds_stalled": (stalled, lambda: status().seconds_stalled),
+        "chairlift:events_dropped": (dropped, lambda: events.num_dropped),
     }
     return PrometheusMetrics(tracker, gauges, model_name)
 

@@ -22,12 +22,9 @@ from chairlift.server.telemetry.redaction import Redactor
 HISTORY_SECONDS: Final = 600.0
 PART_SECONDS: Final = 15.0
 MAX_PART_BYTES: Final = 1 << 20
-MAX_HISTORY_BYTES: Final = 16 << 20
-"""Maximum size of the compressed history. On a busy server, ten minutes take about 3 MiB."""
-
+MAX_HISTORY_BYTES: Final = 16 << 20  # compressed; on a busy server, ten minutes take about 3 MiB
 MAX_RECENT_BYTES: Final = 1 << 20
 """A page that is more bytes of events behind than this gets a snapshot instead of them."""
-
 MAX_UNREAD_BYTES: Final = 16 << 20
 """A reader that is more bytes of events behind than this loses the oldest ones. A busy event loop delivers up to
 PENDING_EVENTS of `EventHub` at once, which should fit. The objects of the events take about four times as much, so only
