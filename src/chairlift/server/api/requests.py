@@ -23,8 +23,7 @@ from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.models.model_manager import ModelManager, ModelWait
 from chairlift.server.telemetry.engine_observer import EngineObserver, ObservedRequest
 
-MAX_EXPLAINED: Final = 16
-"""Maximum number of sequences of a request that are explained, because each is compared with all known requests."""
+MAX_EXPLAINED: Final = 16  # sequences of a request, because each is compared with all known requests
 
 
 class RequestTimings(BaseModel):
@@ -135,14 +134,15 @@ def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
         if not (key := call_of(request).key).is_admin:
             admission.count_request(key)
         wait = manager.waits.get(request_id)
-        if wait is not None and not manager.default.observer.viewer(call_of(request).key).can_see(wait.tenant):
-            wait = None
-        wait_view = None if wait is None else _wait_view(wait)
-        if wait is not None and (wait.ended is None or wait.error is not None):
-            return ExplanationView(id=request_id, num_sequences=0, sequences=[], model_wait=wait_view)
+        view = ExplanationView(id=request_id, num_sequences=0, sequences=[])
+        if wait is not None and manager.default.observer.viewer(key).can_see(wait.tenant):
+            view.model_wait = _wait_view(wait)
+            if wait.ended is None or wait.error is not None:
+                return view
         found = _find(manager, request_id, request)
-        explained = await cancel_on_disconnect(request.receive, _explain(found[:MAX_EXPLAINED], key))
-        return ExplanationView(id=request_id, num_sequences=len(found), sequences=explained, model_wait=wait_view)
+        view.num_sequences = len(found)
+        view.sequences = await cancel_on_disconnect(request.receive, _explain(found[:MAX_EXPLAINED], key))
+        return view
 
     return routes
 
@@ -159,12 +159,8 @@ async def _explain(found: list[ObservedRequest], key: Key) -> list[Explanation]:
 
 
 def _find(manager: ModelManager, request_id: str, request: Request) -> list[ObservedRequest]:
-    """The sequences of an API call that the key can see, over all replicas. One that was sent again is that of its last
-    replica.
-
-    Raises:
-        HTTPException: there are none.
-    """
+    """The sequences of an API call that the key can see, over all replicas; raises HTTPException if there are none. One
+    that was sent again is that of its last replica."""
     viewer = manager.default.observer.viewer(call_of(request).key)
     known = (each for each in manager.find_sequences(request_id) if not each.is_resent)
     if found := [each for each in known if viewer.can_see(each.request.tenant)]:
@@ -185,7 +181,8 @@ def _wait_view(wait: ModelWait) -> ModelWaitView:
 
 
 def _view(observer: EngineObserver, request: TrackedRequest) -> SequenceView:
-    now = observer.now()
+    now, arrival = observer.now(), request.arrived.time
+    first, last, count = request.first_token, request.last_token, request.num_output_tokens
     waits = observer.tracker.spans(request, now)
     steps_waited: Counter[str] = Counter()
     for span in chain.from_iterable(waits):
@@ -207,18 +204,11 @@ def _view(observer: EngineObserver, request: TrackedRequest) -> SequenceView:
         num_accepted_draft_tokens=request.accepted_draft_tokens,
         wait_reason=waits[-1][-1].reason if request.state == "waiting" and waits[-1] else None,
         steps_waited=dict(+steps_waited),
-        timings=_timings(request, now),
-    )
-
-
-def _timings(request: TrackedRequest, now: float) -> RequestTimings:
-    arrival = request.arrived.time
-    first, last, count = request.first_token, request.last_token, request.num_output_tokens
-    per_token = None if first is None or last is None or count < 2 else (last - first) / (count - 1)
-    return RequestTimings(
-        queue_time=request.queue_time,
-        time_to_first_token=request.time_to_first_token,
-        time_per_output_token=per_token,
-        last_token=None if last is None else last - arrival,
-        age=(now if request.end_time is None else request.end_time) - arrival,
+        timings=RequestTimings(
+            queue_time=request.queue_time,
+            time_to_first_token=request.time_to_first_token,
+            time_per_output_token=None if first is None or last is None or count < 2 else (last - first) / (count - 1),
+            last_token=None if last is None else last - arrival,
+            age=(now if request.end_time is None else request.end_time) - arrival,
+        ),
     )

@@ -46,11 +46,8 @@ ENDPOINTS: Final[list[Endpoint[Any]]] = [
     tokenization.detokenize_ids,
 ]
 
-LARGE_BODY: Final = 32 << 10
-"""The size in bytes from which a body is parsed on a thread."""
-
-MAX_JSON_DEPTH: Final = 64
-"""The maximum nesting depth of arrays and objects in a body."""
+LARGE_BODY: Final = 32 << 10  # bytes, from which a body is parsed on a thread
+MAX_JSON_DEPTH: Final = 64  # levels of arrays and objects in a body
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 Body = TypeVar("Body", bound=RequestBody)
@@ -120,13 +117,6 @@ def check_media_type(request: Request) -> None:
         raise RequestError("the request body has no JSON content type: send `Content-Type: application/json`")
 
 
-def check_depth(body: bytes) -> None:
-    """Raise RequestError if arrays and objects in a body are nested deeper than MAX_JSON_DEPTH."""
-    if body.count(b"[") + body.count(b"{") > MAX_JSON_DEPTH and (depth := json_depth(body)) > MAX_JSON_DEPTH:
-        problem = f"the request body has arrays and objects that are nested {depth} deep"
-        raise RequestError(f"{problem}, and at most {MAX_JSON_DEPTH} levels are allowed: use fewer")
-
-
 async def read_body(request: Request, body_type: type[Body]) -> Body:
     """Read, parse and validate the body of a call; raises RequestError."""
     check_media_type(request)
@@ -135,7 +125,9 @@ async def read_body(request: Request, body_type: type[Body]) -> Body:
 
 def parse_json(body_type: type[Body], raw: bytes) -> Body:
     """Parse and validate the body of a call; raises RequestError."""
-    check_depth(raw)
+    if raw.count(b"[") + raw.count(b"{") > MAX_JSON_DEPTH and (depth := json_depth(raw)) > MAX_JSON_DEPTH:
+        problem = f"the request body has arrays and objects that are nested {depth} deep"
+        raise RequestError(f"{problem}, and at most {MAX_JSON_DEPTH} levels are allowed: use fewer")
     try:
         # Unlike the standard library's parser it rejects unpaired surrogates. By default it keeps short values for
         # later calls, and each of them keeps the block of memory around it.

@@ -200,21 +200,20 @@ class BatchOutput:
         self.path = path
         self.num_answered = 0
         try:
-            self._check_target(index)
+            if path.exists() and not path.is_file():
+                raise ConfigError(f"{path} is not a regular file: select another output with -o")
+            if path.exists() and path.samefile(index.path):
+                raise ConfigError(f"{path} is the input file: select another output with -o")
             self._file = path.open("a+b", buffering=0)
-            self._lock()
+            fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._end = self._read_results(index)
             self.num_removed_bytes = os.fstat(self._file.fileno()).st_size - self._end
             self._file.truncate(self._end)
             os.fsync(self._file.fileno())
+        except BlockingIOError:
+            raise ConfigError(f"{path}: another process is writing this file: wait until it has finished") from None
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
-
-    def _check_target(self, index: BatchIndex) -> None:
-        if self.path.exists() and not self.path.is_file():
-            raise ConfigError(f"{self.path} is not a regular file: select another output with -o")
-        if self.path.exists() and self.path.samefile(index.path):
-            raise ConfigError(f"{self.path} is the input file: select another output with -o")
 
     def append(self, lines: Sequence[bytes]) -> None:
         """Append complete lines, and return when they are on disk. Raises ConfigError if that fails. Even then the file
@@ -238,14 +237,6 @@ class BatchOutput:
 
     def close(self) -> None:
         self._file.close()
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"{self.path}: another process is writing this file: wait until it has finished"
-            ) from None
 
     def _read_results(self, index: BatchIndex) -> int:
         """Mark the answered lines in the index; return the position after the last complete line."""

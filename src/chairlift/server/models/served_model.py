@@ -259,11 +259,7 @@ class ModelLease:
 def _sending_order(request: TrackedRequest) -> tuple[list[str | int], bool, bool, int]:
     """A key that sorts sequences as they were created, and one that was sent again as it was sent. A sequence is sent
     again only if it had no output, perhaps before its engine has reported that it was lost."""
-    is_finished = request.finished is not None
-    return _creation_order(request.request_id), request.state != "lost", is_finished, request.num_output_tokens
-
-
-def _creation_order(request_id: str) -> list[str | int]:
-    """A key that sorts the sequences of a call as they were created: "x.9~9" before "x.10~10.1" before "x.10~10.2"."""
-    parts = re.split(r"([0-9]+)", request_id.rpartition("~")[2])
-    return [int(part) if index % 2 else part for index, part in enumerate(parts)]
+    # The ids are in the order "x.9~9", "x.10~10.1", "x.10~10.2".
+    parts = re.split(r"([0-9]+)", request.request_id.rpartition("~")[2])
+    created = [int(part) if index % 2 else part for index, part in enumerate(parts)]
+    return created, request.state != "lost", request.finished is not None, request.num_output_tokens

@@ -193,8 +193,13 @@ def _expectation(problem: ErrorDetails) -> str:
 
 def _format_path(path: Path) -> str:
     """The path in the form `messages[0].content`."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{printable(part[:MAX_NAME_LENGTH])}" for part in path)
+    parts = (f"[{part}]" if isinstance(part, int) else f".{printable(_shortened(part))}" for part in path)
     return "".join(parts).removeprefix(".") or "body"
+
+
+def _shortened(name: str) -> str:
+    """The name of a field without its end, if the client chose a very long one."""
+    return name if len(name) <= MAX_NAME_LENGTH else f"{name[:MAX_NAME_LENGTH]}..."
 
 
 def printable(text: str) -> str:

@@ -91,7 +91,8 @@ class MarkerParser(AnswerParser):
             text. A state sets `_advance` to the next one.
         names: the names of the known tools.
         max_calls: the maximum number of calls that are returned; later ones are dropped.
-        id_length: as for `new_call_id`.
+        id_length: the number of letters and digits of call ids (Mistral's chat templates require 9); None for the form
+            of OpenAI.
     """
 
     def __init__(
@@ -140,7 +141,11 @@ class MarkerParser(AnswerParser):
     def _begin_call(self, name: str, arguments: str = "", call_id: str | None = None) -> None:
         self._num_calls += 1
         self._written = [arguments] if arguments else []
-        self._add_call_delta(call_id or new_call_id(self._id_length), name, arguments)
+        random_id = f"call_{secrets.token_hex(12)}"
+        if self._id_length is not None:
+            characters = string.ascii_letters + string.digits
+            random_id = "".join(secrets.choice(characters) for _ in range(self._id_length))
+        self._add_call_delta(call_id or random_id, name, arguments)
 
     def _add_arguments(self, text: str) -> None:
         if text:
@@ -176,14 +181,3 @@ class NamedToolParser(MarkerParser):
         else:
             self._add_arguments(text)
         return False
-
-
-def new_call_id(length: int | None = None) -> str:
-    """A random id for a tool call.
-
-    Args:
-        length: the number of letters and digits (Mistral's chat templates require 9); None for the form of OpenAI.
-    """
-    if length is None:
-        return f"call_{secrets.token_hex(12)}"
-    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(length))
