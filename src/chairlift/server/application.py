@@ -23,7 +23,7 @@ from chairlift.server.access.call import call_of
 from chairlift.server.access.call_checks import body_limit, host_filter, key_filter
 from chairlift.server.api import engine, health, models, requests
 from chairlift.server.api.routes import ENDPOINTS, EndpointCaller, make_router
-from chairlift.server.http.error_responses import describe_error, error_response
+from chairlift.server.http.error_responses import described_error, error_response
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
@@ -159,4 +159,4 @@ async def _end_call(_request: Request, _error: Exception) -> Response:
 
 
 async def _respond_to_error(request: Request, error: Exception) -> Response:
-    return error_response(request.scope, *describe_error(request, error, is_admin=call_of(request).key.is_admin))
+    return error_response(request.scope, *described_error(request, error, is_admin=call_of(request).key.is_admin))

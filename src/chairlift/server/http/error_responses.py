@@ -20,10 +20,8 @@ from chairlift.server.protocol.messages import MessagesError
 ErrorForm = type[ErrorBody] | type[MessagesError]
 """The type of the bodies of errors."""
 
-MAX_PATH_CHARACTERS: Final = 80
-"""The number of characters of an unknown path that are compared with known paths, and shown in the error."""
-MIN_SIMILARITY: Final = 0.8
-"""The similarity above which a known path is suggested, from 0 to 1 as in `difflib`."""
+MAX_PATH_CHARACTERS: Final = 80  # of an unknown path, which are compared with known paths, and shown in the error
+MIN_SIMILARITY: Final = 0.8  # of a known path that is suggested, as in `difflib`
 
 
 def route_path(scope: Scope) -> str:
@@ -53,11 +51,8 @@ def error_models(*statuses: int, path: str = "") -> dict[int | str, dict[str, An
 
 
 def error_info(error: Exception, *, is_admin: bool = False) -> tuple[int, ErrorInfo]:
-    """The HTTP status and the error for an exception.
-
-    Args:
-        is_admin: whether the caller may read paths of the server, which the reason of a failure contains.
-    """
+    """The HTTP status and the error for an exception. Only an admin may read paths of the server, which the reason of a
+    failure contains."""
     if isinstance(error, RequestError):
         return 400, ErrorInfo(message=str(error), type="invalid_request_error", param=error.param, code=error.code)
     if isinstance(error, DeadlineError):
@@ -71,36 +66,28 @@ def error_info(error: Exception, *, is_admin: bool = False) -> tuple[int, ErrorI
     return 500, ErrorInfo(message=message, type="internal_server_error")
 
 
-def describe_error(
+def described_error(
     request: Request, error: Exception, *, is_admin: bool
 ) -> tuple[int, ErrorInfo, Mapping[str, str] | None]:
     """The status, the error and the headers of the response to a request that an exception has ended.
 
-    The headers say after how many seconds to retry, or that a retry is useless.
+    The headers say after how many seconds to retry, or that a retry is useless. For an unknown path, similar ones
+    of `app.state.paths` are suggested.
     """
     headers: Mapping[str, str] | None = None
+    if isinstance(error, HTTPException):
+        message, path = str(error.detail), route_path(request.scope)[:MAX_PATH_CHARACTERS]
+        if error.status_code == 404 and message == HTTPStatus.NOT_FOUND.phrase:
+            message = _unknown_path(path, request.app.state.paths)
+        elif error.status_code == 405:
+            message = f"{path} accepts {(error.headers or {}).get('Allow', 'other methods')}, not {request.method}"
+        info = ErrorInfo(message=message, type="invalid_request_error", code=getattr(error, "code", None))
+        return error.status_code, info, error.headers
     if isinstance(error, OverloadedError):
         headers = {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
     elif isinstance(error, DeadlineError):
         headers = {"x-should-retry": "false"}
-    if isinstance(error, HTTPException):
-        info = ErrorInfo(message=_http_error_message(request, error), type="invalid_request_error")
-        info.code = getattr(error, "code", None)
-        return error.status_code, info, error.headers
     return *error_info(error, is_admin=is_admin), headers
-
-
-def _http_error_message(request: Request, error: HTTPException) -> str:
-    """The message for an HTTP error: its detail, or a better one if the detail only repeats the status.
-
-    Similar paths are suggested from `app.state.paths`.
-    """
-    detail, path = str(error.detail), route_path(request.scope)[:MAX_PATH_CHARACTERS]
-    if error.status_code == 404 and detail == HTTPStatus.NOT_FOUND.phrase:
-        return _unknown_path(path, request.app.state.paths)
-    if error.status_code == 405:
-        return f"{path} accepts {(error.headers or {}).get('Allow', 'other methods')}, not {request.method}"
-    return detail
 
 
 def _unknown_path(path: str, known: Iterable[str]) -> str:

@@ -108,6 +108,10 @@ class _ToolSelection:
     mode: str
     is_parallel: bool
 
+    @classmethod
+    def of(cls, body: ChatCompletionRequest) -> _ToolSelection:
+        return cls(*selected_tools(body.tools or [], body.tool_choice), body.parallel_tool_calls is not False)
+
     @property
     def is_forced(self) -> bool:
         """Whether the answer consists of calls alone."""
@@ -177,10 +181,9 @@ class ModelPlanner:
         self._template: ChatTemplate | None = engine.tokenizer.chat_template
         if options.chat_template is not None:
             self._template = ChatTemplate(options.chat_template, engine.tokenizer.special_tokens)
-        text = None if self._template is None else self._template.text
-        self._reasoning_name = next(
-            (name for name in REASONING_NAMES if name in (text or "")), REASONING_NAMES[0]
-        ).lstrip(".")
+        text = "" if self._template is None else self._template.text
+        names = (name.lstrip(".") for name in REASONING_NAMES if name in text)
+        self._reasoning_name = next(names, REASONING_NAMES[0])
         self._style = call_style(self._template)
         self._calls = detected_format(options.tool_call_parser, self._template, self._style)
         self._reasoning = reasoning_format(options.reasoning_parser, self._template)
@@ -205,7 +208,7 @@ class ModelPlanner:
         """The plan of a call that generates from messages; raises RequestError."""
         check_task(self.engine.facts, None)
         body = conversation.to_chat()
-        tools = self._tools(body)
+        tools = _ToolSelection.of(body)
         text = self._render(body, tools)
         structure = body.constraint()
         is_structured = tools.is_forced or (structure is not None and not tools.has_own_calls(structure))
@@ -238,13 +241,9 @@ class ModelPlanner:
     def prompt_token_ids(self, conversation: Conversation | CountTokensRequest) -> list[int]:
         """The token ids of the rendered conversation."""
         body = conversation.to_chat()
-        text = self._render(body, self._tools(body))
+        text = self._render(body, _ToolSelection.of(body))
         adds_special = bool(body.add_special_tokens)
         return self.engine.input_processor.encode_text(text, "messages", add_special_tokens=adds_special)
-
-    def _tools(self, body: ChatCompletionRequest) -> _ToolSelection:
-        tools, mode = selected_tools(body.tools or [], body.tool_choice)
-        return _ToolSelection(tools, mode, body.parallel_tool_calls is not False)
 
     def _params(
         self,
@@ -412,13 +411,12 @@ def _render_template(
             "continue_final_message and add_generation_prompt cannot both be true: leave out one of them",
             "continue_final_message",
         )
-    last = messages[-1]
-    if last["role"] != "assistant" or not last["content"].strip():
+    content = messages[-1]["content"]
+    if messages[-1]["role"] != "assistant" or not content.strip():
         raise RequestError(
             "continue_final_message requires a last message of the assistant with content", "continue_final_message"
         )
-    text = template.render(messages, add_generation_prompt=False, **variables)
-    return _cut_after(text, last["content"])
+    return _cut_after(template.render(messages, add_generation_prompt=False, **variables), content)
 
 
 def _cut_after(text: MarkedText, content: str) -> MarkedText:

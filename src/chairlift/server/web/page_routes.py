@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import json
 import os
 import threading
@@ -13,9 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.exceptions import HTTPException
-from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from chairlift.events import Event
@@ -38,7 +35,7 @@ FRAME_SECONDS: Final = 0.2
 IDLE_FRAME_SECONDS: Final = 1.0
 NO_SIMULATION: Final = "this server has no simulator: start it with `chairlift serve`"
 
-PAGES: Final = {"/": "index.html", "/chat": "chat.html"}
+PAGES: Final = {"/": "index.html", "/chat": "chat.html", "/docs": "docs.html"}
 
 PAGE_HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -69,27 +66,8 @@ def file_router() -> APIRouter:
     for path, name in PAGES.items():
         routes.add_api_route(path, page_endpoint(name), methods=["GET"])
     routes.mount("/page", PageFiles(directory=STATIC))
-    routes.add_api_route("/docs", _get_api_page, methods=["GET"])
     routes.mount("/docs", StaticFiles(packages=[("fastapi_swagger", "resources")]))
     return routes
-
-
-async def _get_api_page() -> HTMLResponse:
-    """The description of the API, with the files of Swagger UI from the package `fastapi_swagger` instead of a CDN."""
-    page = get_swagger_ui_html(
-        openapi_url="openapi.json",
-        title="Chairlift: API",
-        swagger_js_url="docs/swagger-ui-bundle.js",
-        swagger_css_url="docs/swagger-ui.css",
-        swagger_favicon_url="page/icon.svg",
-    )
-    _, _, script = bytes(page.body).rpartition(b"<script>")
-    digest = base64.b64encode(hashlib.sha256(script.partition(b"</script>")[0]).digest()).decode()
-    policy = PAGE_HEADERS["Content-Security-Policy"].replace(
-        "script-src 'self'", f"script-src 'self' 'sha256-{digest}'"
-    )
-    body = bytes(page.body).replace(b"</head>", b'<script src="page/docs_theme.js"></script></head>')
-    return HTMLResponse(body, headers=PAGE_HEADERS | {"Content-Security-Policy": policy})
 
 
 def page_endpoint(name: str) -> Any:
