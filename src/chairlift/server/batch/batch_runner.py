@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -221,9 +221,17 @@ def run_batch(
 async def _run(
     llm: AsyncLLM, index: BatchIndex, output: BatchOutput, summary: BatchSummary, options: ServeOptions
 ) -> None:
-    started = time.perf_counter()
+    started, loop, task = time.perf_counter(), asyncio.get_running_loop(), asyncio.current_task()
+
+    def cancel() -> None:
+        """End the run at a SIGTERM, as asyncio does at a SIGINT. A second signal has its default effect."""
+        loop.remove_signal_handler(signal.SIGTERM)
+        assert task is not None
+        task.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, cancel)
     try:
-        with progress_bar("answers", index.num_unanswered) as advance, _cancelled_by_signals():
+        with progress_bar("answers", index.num_unanswered) as advance:
 
             def record(answer: AnsweredLine) -> None:
                 summary.add(answer)
@@ -234,6 +242,7 @@ async def _run(
             with suppress(asyncio.CancelledError):
                 await _answer_lines(processor, index.unanswered(), output, record, num_calls)
     finally:
+        loop.remove_signal_handler(signal.SIGTERM)
         summary.seconds = time.perf_counter() - started
         llm.close()
 
@@ -272,24 +281,3 @@ async def _answer_lines(
     finally:
         await run_to_end(thread, append)
         thread.shutdown()
-
-
-@contextmanager
-def _cancelled_by_signals() -> Iterator[None]:
-    """Let the first SIGINT or SIGTERM cancel the current task. A second one has its default effect."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    signals = (signal.SIGINT, signal.SIGTERM)
-
-    def cancel() -> None:
-        for number in signals:
-            loop.remove_signal_handler(number)
-        task.cancel()
-
-    for number in signals:
-        loop.add_signal_handler(number, cancel)
-    try:
-        yield
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)

@@ -113,14 +113,27 @@ class ResponsesNamedTool(RequestBody):
     namespace: str | None = None
 
 
+def _choice_form(choice: Any) -> str:
+    kind = field_of(choice, "type")
+    return (
+        "named" if kind in ("function", "custom", "namespace") else "allowed" if kind == "allowed_tools" else "hosted"
+    )
+
+
+NamedTool = Annotated[ResponsesNamedTool, Tag("named")]
+HostedTool = Annotated[ResponsesHostedTool, Tag("hosted")]
+ChosenTools = list[Annotated[NamedTool | HostedTool, Discriminator(_choice_form)]]
+
+
 class ResponsesAllowedTools(RequestBody):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[ResponsesNamedTool | ResponsesHostedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[ChosenTools, Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 ResponsesToolChoice = (
-    Literal["none", "auto", "required"] | ResponsesNamedTool | ResponsesAllowedTools | ResponsesHostedTool
+    Literal["none", "auto", "required"]
+    | Annotated[NamedTool | Annotated[ResponsesAllowedTools, Tag("allowed")] | HostedTool, Discriminator(_choice_form)]
 )
 
 

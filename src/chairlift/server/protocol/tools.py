@@ -56,7 +56,9 @@ class AllowedToolsChoice(RequestBody):
     allowed_tools: AllowedTools
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice
+ToolChoice = (
+    Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedToolsChoice, Field(discriminator="type")]
+)
 
 
 class FunctionCallParam(ReceivedObject):

@@ -1,15 +1,14 @@
 """Converts the validation errors of pydantic to messages that refer to the request body.
 
 pydantic reports an error for every alternative of a union, at a path that contains the names of classes. A message has
-the path in the body instead. It covers only the alternatives whose errors are deepest in the body, and that have the
-`type` or `role` of the object.
+the path in the body instead, and covers only the errors that are deepest in the body. The `type` or `role` of an object
+must select its alternative.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import reduce
 from operator import getitem
@@ -44,20 +43,6 @@ PREDICATES: Final = {
 """Type of a pydantic error -> the predicate of its message."""
 
 
-@dataclass(frozen=True, slots=True)
-class _InvalidField:
-    """An error with the path of the field in the body, and the alternative (`form`) that was tried."""
-
-    problem: ErrorDetails
-    path: Path
-    form: Path
-
-    @property
-    def is_other_form(self) -> bool:
-        """Whether the object has the type or role of another alternative."""
-        return self.problem["type"] == "literal_error" and self.path[-1] in TAG_FIELDS
-
-
 def describe_validation_errors(kind: type[RequestBody], problems: Sequence[ErrorDetails], body: Any) -> tuple[str, str]:
     """The error message for the first invalid field of a body, and the name of the field.
 
@@ -66,22 +51,18 @@ def describe_validation_errors(kind: type[RequestBody], problems: Sequence[Error
         problems: the errors of pydantic, with `loc` relative to the body.
     """
     field = problems[0]["loc"][:1]
-    errors = [_locate(problem, body) for problem in problems if problem["loc"][:1] == field]
-    name = _format_path(field)
-    if errors[0].problem["type"] == "extra_forbidden" and (meant := _suggestion(kind, errors[0].path, body)):
-        return f"{_format_path(errors[0].path)} is unknown: {meant}", name
-    if too_long := [error for error in errors if error.problem["type"] == "too_long"]:
+    errors = [(_path(problem, body), problem) for problem in problems if problem["loc"][:1] == field]
+    name, (path, first) = _format_path(field), errors[0]
+    if first["type"] == "extra_forbidden" and (meant := _suggestion(kind, path, body)):
+        return f"{_format_path(path)} is unknown: {meant}", name
+    if too_long := [error for error in errors if error[1]["type"] == "too_long"]:
         # The value has this form, because its entries up to the limit are valid: other forms are not reported.
-        return _sentences([too_long[:1]]) + _advice(kind, too_long[0].problem), name
-    deepest = max(len(error.path) for error in errors)
-    forms: dict[Path, list[_InvalidField]] = {}
-    for error in errors:
-        if len(error.path) == deepest:
-            forms.setdefault(error.form, []).append(error)
-    matching = [form for form in forms.values() if not any(error.is_other_form for error in form)]
-    if not matching:
-        matching = [[error for error in form if error.is_other_form] for form in forms.values()]
-    return _sentences(matching) + _advice(kind, problems[0]), name
+        return _sentences(too_long[:1]) + _advice(kind, too_long[0][1]), name
+    length = max(len(path) for path, _ in errors)
+    deepest = [error for error in errors if len(error[0]) == length]
+    # An object of another type or role also lacks fields.
+    tags = [error for error in deepest if error[1]["type"] == "literal_error" and error[0][-1] in TAG_FIELDS]
+    return _sentences(tags or deepest) + _advice(kind, problems[0]), name
 
 
 def _advice(kind: type[RequestBody], problem: ErrorDetails) -> str:
@@ -101,14 +82,14 @@ def _permits_nothing(problem: ErrorDetails) -> bool:
     return is_empty or problem["type"] == "none_required"
 
 
-def _locate(problem: ErrorDetails, body: Any) -> _InvalidField:
-    loc, kind = problem["loc"], problem["type"]
-    found = _walk(body, loc, problem)
-    path = loc if found is None else found
-    if kind.startswith("union_tag"):
+def _path(problem: ErrorDetails, body: Any) -> Path:
+    """The path of the invalid field in the body."""
+    found = _walk(body, problem["loc"], problem)
+    path = problem["loc"] if found is None else found
+    if problem["type"].startswith("union_tag"):
         named = problem["ctx"]["discriminator"].strip("'")
-        return _InvalidField(problem, (*path, named if named in TAG_FIELDS else "type"), loc)
-    return _InvalidField(problem, path, loc[:-1])
+        return (*path, named if named in TAG_FIELDS else "type")
+    return path
 
 
 def _walk(value: Any, loc: Path, problem: ErrorDetails) -> Path | None:
@@ -146,16 +127,12 @@ def _suggestion(kind: type[RequestBody], path: Path, body: Any) -> str | None:
     return f"did you mean {close[0]}?" if close else None
 
 
-def _sentences(forms: list[list[_InvalidField]]) -> str:
-    """Join the errors of the alternatives: errors of different fields with `;`, of the same field with `or`."""
-    expected: dict[Path, list[str]] = {}
-    errors = [error for form in forms for error in form]
-    for error in errors:
-        texts = expected.setdefault(error.path, [])
-        if (text := _expectation(error.problem)) not in texts:
-            texts.append(text)
-    last = {error.path: error.problem for error in errors}
-    return "; ".join(_sentence(path, texts, last[path]) for path, texts in expected.items())
+def _sentences(errors: list[tuple[Path, ErrorDetails]]) -> str:
+    """Join errors of different fields with `;`, and of the same field with `or`."""
+    expected: dict[Path, dict[str, ErrorDetails]] = {}
+    for path, problem in errors:
+        expected.setdefault(path, {})[_expectation(problem)] = problem
+    return "; ".join(_sentence(path, [*texts], [*texts.values()][-1]) for path, texts in expected.items())
 
 
 def _sentence(path: Path, expected: list[str], problem: ErrorDetails) -> str:

@@ -289,19 +289,13 @@ class JsonCallScanner(LiteralScanner):
         if self._key in NAME_KEYS:
             self._name = str(value)
         elif self._key in ARGUMENT_KEYS and not self._has_arguments:
-            arguments = "{}" if value in (None, "") else arguments_text(value)
-            self._has_arguments, self.is_broken = True, arguments is None
-            self._result = arguments or ""
+            scanner = JsonCallScanner()
+            if value in (None, "") or (isinstance(value, str) and value.lstrip().startswith("{")):
+                scanner.feed(f'"name": "_", "arguments": {value or "{}"}}}')
+            self._has_arguments, self.is_broken = True, not scanner.is_done or scanner.is_broken
+            self._result = scanner.take_arguments()
         if self._name and self._has_arguments and not self.is_broken:
             self.name = self._name
-
-
-def arguments_text(value: object) -> str | None:
-    """The JSON of arguments that are written as a string with a JSON object; None if they are not."""
-    scanner = JsonCallScanner()
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        scanner.feed(f'"name": "_", "arguments": {value}}}')
-    return scanner.take_arguments() if scanner.is_done and not scanner.is_broken else None
 
 
 def completion(text: str) -> str:
