@@ -24,6 +24,7 @@ from chairlift.events import RequestRejected
 from chairlift.lora import LoRARequest
 from chairlift.observability.prometheus import MetricTotals
 from chairlift.outputs import EngineCoreOutput, RequestOutput
+from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ServedModel, VisibleEngine
 from in_process_cluster import InProcessTransport, make_cluster
 from pooling_models import write_pooling_model
@@ -318,7 +319,7 @@ def test_two_ingresses_share_replicas(make_engine: Make) -> None:
         gate = hold_steps(engine)
         first, transport = make_cluster(engine)
         second = AsyncLLM(client=ClusterClient(transport.another(), engine.engine))
-        model = ServedModel("tiny", None, second.events)
+        model = ServedModel(ModelSpec("tiny"), second.events)
         observe_replicas(model, second._client)  # type: ignore[arg-type]
         await ready(first, transport)
         second.open()
@@ -698,7 +699,7 @@ def test_a_late_ingress_exports_the_metrics_of_the_first_one(make_engine: Make) 
         engine = make_engine()
         first, transport = make_cluster(engine)
         late = ClusterClient(transport.another(), engine.engine)
-        models = [ServedModel("tiny", None, EventHub()) for _ in range(2)]
+        models = [ServedModel(ModelSpec("tiny"), EventHub()) for _ in range(2)]
         observe_replicas(models[0], first._client)  # type: ignore[arg-type]
         observe_replicas(models[1], late)
         await ready(first, transport)

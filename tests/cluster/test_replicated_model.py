@@ -23,6 +23,7 @@ from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.client import EngineStatus
 from chairlift.events import RequestArrived
 from chairlift.server.application import create_app
+from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import MAX_ENDED_REPLICAS, ServedModel, VisibleEngine
 from chairlift.server.serve_options import ObservabilityOptions
 from chairlift.server.telemetry.tracing import LOST_STATUS, RESENT_STATUS
@@ -197,7 +198,7 @@ def check_telemetry(log: Path, exporter: InMemorySpanExporter, statuses: list[in
 
 
 def test_only_the_last_replicas_that_have_ended_are_kept() -> None:
-    model = ServedModel("tiny", None, EventHub())
+    model = ServedModel(ModelSpec("tiny"), EventHub())
     count = 2 * MAX_ENDED_REPLICAS + 6
     for index in range(count):
         name = f"replica-{index}"

@@ -22,7 +22,7 @@ from chairlift.observability.tracker import RequestTracker
 from chairlift.server.access.access_options import ServerLimits
 from chairlift.server.access.call import PUBLIC_PATHS
 from chairlift.server.serve_options import ACCESS_LOG_FORMATS
-from chairlift.server.telemetry.engine_observer import measure_engine
+from chairlift.server.telemetry.engine_observer import engine_metrics
 from command_runner import arguments_of
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def exposed_names() -> set[str]:
     """Return the names of all samples that /metrics can contain."""
     tracker = RequestTracker()
     tracker.emit(EngineStarted(0.0, "m", 16, 8, 4, 64, 128, "fcfs", "paged", True))
-    names = {family.name for family in measure_engine(EventHub(), lambda: STATUS, tracker, "m").collect()}
+    names = {family.name for family in engine_metrics(EventHub(), lambda: STATUS, tracker, "m").collect()}
     names |= {f"{name}_total" for name in COUNTERS}
     return names | {f"{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum", "count")}
 

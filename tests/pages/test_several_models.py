@@ -11,6 +11,7 @@ from playwright.sync_api import Page, expect
 from chairlift import AsyncLLM
 from chairlift.server.application import create_models_app
 from chairlift.server.models.model_manager import ModelManager
+from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
 from running_server import open_options, run_app
@@ -26,7 +27,7 @@ def url(tiny_model_dir: Callable[..., Path]) -> Iterator[str]:
         llm = AsyncLLM(
             model=folder, num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1, max_num_seqs=seats, block_size=16
         )
-        model = ServedModel(name, None, llm.events)
+        model = ServedModel(ModelSpec(name), llm.events)
         model.set_service(ModelService(llm, ApiOptions()))
         models.append(model)
     app = create_models_app(ModelManager(models), open_options(page_control=True))

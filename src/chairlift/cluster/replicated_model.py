@@ -52,7 +52,7 @@ def observe_replicas(model: ServedModel, client: ClusterClient) -> None:
 
 def replicated_model(spec: ModelSpec, client: ClusterClient) -> ServedModel:
     """The model of a client, whose replicas Ray Serve starts and supervises: the server never unloads it."""
-    model = ServedModel(spec.name, None, client.events, spec.aliases)
+    model = ServedModel(spec, client.events)
     observe_replicas(model, client)
     model.set_service(ModelService(AsyncLLM(client=client), spec.api))
     return model

@@ -19,12 +19,13 @@ from chairlift.engine.async_llm import AsyncLLM
 from chairlift.errors import ChairliftError, ConfigError
 from chairlift.server.access.access_options import ANY
 from chairlift.server.access.admission import AdmissionController
-from chairlift.server.access.call import call_of
+from chairlift.server.access.call import CLIENT_CLOSED_REQUEST, call_of
 from chairlift.server.access.call_checks import body_limit, host_filter, key_filter
 from chairlift.server.api import engine, health, models, requests
 from chairlift.server.api.routes import ENDPOINTS, EndpointCaller, make_router
 from chairlift.server.http.error_responses import described_error, error_response
 from chairlift.server.models.model_manager import ModelManager
+from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.serve_options import ServeOptions
@@ -51,7 +52,7 @@ def make_single_manager(llm: AsyncLLM, served_model_name: str | None, api: ApiOp
     name = served_model_name or llm.engine.facts.model_name
     if name in llm.engine.adapters:
         raise ConfigError(f"lora_modules: {name!r} is the name of the model: use another name for the adapter")
-    model = ServedModel(name, None, llm.events)
+    model = ServedModel(ModelSpec(name), llm.events)
     service = ModelService(llm, api)
     model.set_service(service)
     if service.memory_bytes:
@@ -107,9 +108,8 @@ def create_models_app(
     app.state.models = manager
     _add_middlewares(app, options)
     app.add_middleware(CallLogMiddleware, find=manager.find_sequences, listeners=listeners)
-    for kind in (ChairliftError, HTTPException):
+    for kind in (ChairliftError, HTTPException, ClientDisconnect):
         app.add_exception_handler(kind, _respond_to_error)
-    app.add_exception_handler(ClientDisconnect, _end_call)
     _add_routes(app, manager, admission, options)
     return app
 
@@ -153,10 +153,7 @@ def _add_routes(app: FastAPI, manager: ModelManager, admission: AdmissionControl
     app.state.paths = sorted({route.path for route in found if isinstance(route, Route)})
 
 
-async def _end_call(_request: Request, _error: Exception) -> Response:
-    """End the call of a client that has disconnected before the end of its body. The response is not sent."""
-    return Response(status_code=499)
-
-
 async def _respond_to_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, ClientDisconnect):  # before the end of the body; the response is not sent
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
     return error_response(request.scope, *described_error(request, error, is_admin=call_of(request).key.is_admin))

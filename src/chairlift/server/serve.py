@@ -123,7 +123,7 @@ def _make_manager(
     if engine is not None:
         llm = AsyncLLM(client=engine.wait_until_ready())
         return make_single_manager(llm, options.served_model_name, options.api)
-    models = [ServedModel(spec.name, spec, EventHub()) for spec in specs]
+    models = [ServedModel(spec, EventHub()) for spec in specs]
     return ModelManager(models, EngineLoader(options.watchdog_timeout), options.models.memory_budget(options.engine))
 
 

@@ -29,6 +29,7 @@ from chairlift.observability.what_if import BlockedRequest, WhatIf
 from chairlift.server.application import create_models_app
 from chairlift.server.draining_server import DrainingServer
 from chairlift.server.models.model_manager import ModelManager
+from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.web.page_bodies import SimulatedRequestBody
@@ -151,7 +152,7 @@ def count_steps(llm: AsyncLLM, work: WorkCounter) -> None:
 
 
 def serve_model(name: str, llm: AsyncLLM) -> ServedModel:
-    model = ServedModel(name, None, llm.events)
+    model = ServedModel(ModelSpec(name), llm.events)
     model.set_service(ModelService(llm, ApiOptions()))
     return model
 

@@ -25,7 +25,7 @@ from chairlift.server.protocol.completions import CompletionRequest
 from chairlift.server.protocol.messages import MessagesRequest
 from chairlift.server.protocol.responses import ResponsesRequest
 from chairlift.server.protocol.tools import FunctionTool, selected_tools
-from chairlift.server.protocol.validation_errors import describe_validation_errors
+from chairlift.server.protocol.validation_errors import validation_problem
 
 USER = {"role": "user", "content": "x"}
 TEXT = {"type": "text", "text": "x"}
@@ -46,7 +46,7 @@ def tool(name: str, **fields: Any) -> dict[str, Any]:
 def reported(body_type: type[BaseModel], body: dict[str, Any]) -> tuple[str, str]:
     with pytest.raises(ValidationError) as caught:
         body_type.model_validate(body)
-    return describe_validation_errors(body_type, caught.value.errors(), body)
+    return validation_problem(body_type, caught.value.errors(), body)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.response_tools import CUSTOM_ARGUMENT
 from chairlift.server.protocol.responses import ResponsesRequest
 from chairlift.server.protocol.tools import AllowedToolsChoice, selected_tools
-from chairlift.server.protocol.validation_errors import describe_validation_errors
+from chairlift.server.protocol.validation_errors import validation_problem
 from running_server import RunningServer
 
 Row = dict[str, Any]
@@ -183,7 +183,7 @@ def test_what_is_misspelled_is_an_error(fields: Row, message: str) -> None:
     body = {**AGENT, **fields}
     with pytest.raises(ValidationError) as caught:
         ResponsesRequest.model_validate(body)
-    assert describe_validation_errors(ResponsesRequest, caught.value.errors(), body)[0].startswith(message)
+    assert validation_problem(ResponsesRequest, caught.value.errors(), body)[0].startswith(message)
 
 
 def to_chat(**fields: Any) -> ChatCompletionRequest:

@@ -16,7 +16,7 @@ from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.completions import CompletionRequest
 from chairlift.server.protocol.messages import MessagesRequest
 from chairlift.server.protocol.responses import ResponsesRequest
-from chairlift.server.protocol.validation_errors import describe_validation_errors
+from chairlift.server.protocol.validation_errors import validation_problem
 
 MANY = 1000
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
@@ -155,7 +155,7 @@ def chat(content: Any, role: str = "user", **fields: Any) -> dict[str, Any]:
 def test_an_error_has_the_path_of_the_field(kind: type[BaseModel], body: dict[str, Any], expected: str) -> None:
     with pytest.raises(ValidationError) as caught:
         kind.model_validate(body)
-    message, field = describe_validation_errors(kind, caught.value.errors(), body)
+    message, field = validation_problem(kind, caught.value.errors(), body)
     assert message == expected
     assert field == re.split(r"[\[. ]", expected)[0]
 
@@ -164,7 +164,7 @@ def test_a_very_long_name_of_a_field_is_shortened() -> None:
     body = {**CHAT, "x" * 1_000_000: 1}
     with pytest.raises(ValidationError) as caught:
         ChatCompletionRequest.model_validate(body)
-    message, field = describe_validation_errors(ChatCompletionRequest, caught.value.errors(), body)
+    message, field = validation_problem(ChatCompletionRequest, caught.value.errors(), body)
     assert message.startswith("xxx")
     assert len(message) < 200
     assert len(field) < 200
@@ -188,7 +188,7 @@ def test_errors_never_contain_the_names_of_classes(field: str, value: Any) -> No
     try:
         ChatCompletionRequest.model_validate(body)
     except ValidationError as error:
-        message, named = describe_validation_errors(ChatCompletionRequest, error.errors(), body)
+        message, named = validation_problem(ChatCompletionRequest, error.errors(), body)
         assert named == field
         assert message.startswith(field)
         path = re.split(" must | is ", message)[0]

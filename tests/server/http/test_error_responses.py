@@ -13,7 +13,7 @@ from chairlift.options import FOREIGN_OPTIONS
 from chairlift.server.api.endpoint import Endpoint
 from chairlift.server.api.routes import ENDPOINTS
 from chairlift.server.protocol.base import RequestBody
-from chairlift.server.protocol.validation_errors import describe_validation_errors
+from chairlift.server.protocol.validation_errors import validation_problem
 from running_server import RunningServer
 
 
@@ -170,7 +170,7 @@ def test_advice_names_only_fields_of_the_endpoint(endpoint: Endpoint[Any]) -> No
     fields, named = endpoint.body.model_fields, []
     for name in (FOREIGN_OPTIONS.keys() | endpoint.body.own_names.keys()) - fields.keys():
         problem: Any = {"type": "extra_forbidden", "loc": (name,), "input": {}, "msg": ""}
-        text, _field = describe_validation_errors(endpoint.body, [problem], {name: {}})
+        text, _field = validation_problem(endpoint.body, [problem], {name: {}})
         named += re.findall(r": (?:use|did you mean) (\w+)", text)
     assert set(named) <= fields.keys()
 

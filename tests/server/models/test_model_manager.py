@@ -95,7 +95,7 @@ def make(
 ) -> tuple[ModelManager, CountingLoader]:
     loader = CountingLoader(sizes, budget)
     models = [
-        ServedModel(name, ModelSpec(name, EngineConfig(), (f"{name}-alias",), keep_alive), EventHub()) for name in sizes
+        ServedModel(ModelSpec(name, EngineConfig(), (f"{name}-alias",), keep_alive), EventHub()) for name in sizes
     ]
     manager = ModelManager(models, loader, budget)
     manager.open()
@@ -328,7 +328,7 @@ def test_load_and_unload_by_request() -> None:
         lease.close()
         assert (await manager.unload("a", ANONYMOUS)).state == "unloaded"
         assert (await manager.unload("b", ANONYMOUS)).state == "unloaded"
-        fixed = ModelManager([ServedModel("c", None, EventHub())])
+        fixed = ModelManager([ServedModel(ModelSpec("c"), EventHub())])
         with pytest.raises(HTTPException, match="always loaded"):
             await fixed.unload("c", ANONYMOUS)
         await manager.aclose()

@@ -68,7 +68,6 @@ class ThreadLoader(EngineLoader):
     """Runs each engine in a thread of this process."""
 
     async def load(self, model: ServedModel, config: EngineConfig) -> ModelService:
-        assert model.spec is not None
         llm = await asyncio.to_thread(AsyncLLM, config)
         model.events.open(asyncio.get_running_loop())
         llm.events.add(model.events)
@@ -90,7 +89,7 @@ def run_models(
     )
     loader = make_loader(120.0)
     budget = None if memory is None else parse_memory(memory)
-    manager = ModelManager([ServedModel(spec.name, spec, EventHub()) for spec in specs], loader, budget)
+    manager = ModelManager([ServedModel(spec, EventHub()) for spec in specs], loader, budget)
     app = create_models_app(manager, open_options(keys=keys))
     with run_app(app) as (url, _server):
         yield ModelsServer(url, manager, folders)

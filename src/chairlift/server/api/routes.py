@@ -30,7 +30,7 @@ from chairlift.server.http.error_responses import error_models
 from chairlift.server.http.streaming import cancel_on_disconnect, run_to_end
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.protocol.base import RequestBody
-from chairlift.server.protocol.validation_errors import describe_validation_errors
+from chairlift.server.protocol.validation_errors import validation_problem
 from chairlift.structured_outputs import json_depth
 
 ENDPOINTS: Final[list[Endpoint[Any]]] = [
@@ -137,7 +137,7 @@ def parse_json(body_type: type[Body], raw: bytes) -> Body:
     try:
         return body_type.model_validate(given)
     except ValidationError as error:
-        message, field = describe_validation_errors(body_type, error.errors(), given)
+        message, field = validation_problem(body_type, error.errors(), given)
     del given  # The traceback would keep it in memory.
     raise RequestError(message, field)
 

@@ -14,8 +14,7 @@ from chairlift.server.protocol.base import MAX_MESSAGES, MAX_TOOLS, RequestBody
 from chairlift.server.protocol.chat import ChatCompletionRequest, ChatMessage
 from chairlift.server.protocol.tools import FunctionTool
 
-MAX_CONTEXTS: Final = 8
-"""The maximum number of token ids of one call to /detokenize, as a multiple of `max_model_len`."""
+MAX_CONTEXTS: Final = 8  # of `max_model_len` token ids, in one call to /detokenize
 
 CHAT_ONLY_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "tools")
 
@@ -74,12 +73,9 @@ def tokenize_text(planner: ModelPlanner, body: TokenizeRequest) -> bytes:
         adds_special = body.add_special_tokens is not False
         tokens = engine.input_processor.encode_text(body.prompt or "", "prompt", add_special_tokens=adds_special)
     token_bytes = engine.tokenizer.token_bytes
-    response = TokenizeResponse(
-        count=len(tokens),
-        max_model_len=engine.facts.scheduler_config.max_model_len,
-        tokens=tokens,
-        token_strs=[token_text(token_bytes(token)) for token in tokens] if body.return_token_strs else None,
-    )
+    texts = [token_text(token_bytes(token)) for token in tokens] if body.return_token_strs else None
+    most = engine.facts.scheduler_config.max_model_len
+    response = TokenizeResponse(count=len(tokens), max_model_len=most, tokens=tokens, token_strs=texts)
     return response.model_dump_json(exclude_none=True).encode()
 
 

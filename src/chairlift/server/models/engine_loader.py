@@ -47,7 +47,6 @@ class EngineLoader:
         return await asyncio.to_thread(self._load, model, config)
 
     def _load(self, model: ServedModel, config: EngineConfig) -> ModelService:
-        assert model.spec is not None
         client = self._starting = ProcessClient(
             config, watchdog_timeout=self._watchdog_timeout, events=model.events, turn_folder=self._turns
         )

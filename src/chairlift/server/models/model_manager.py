@@ -105,7 +105,7 @@ class ModelManager:
 
     Args:
         models: the models; calls without a model use the first one.
-        loader: starts engines; None if all models are loaded already.
+        loader: starts engines; None if all models are loaded already, and never unloaded.
         budget: maximum memory of all engine processes in bytes; None is no limit.
 
     Attributes:
@@ -117,7 +117,7 @@ class ModelManager:
     ) -> None:
         self.models = list(models)
         self.budget = budget
-        self._by_name = {name: model for model in models for name in (model.name, *model.aliases)}
+        self._by_name = {name: model for model in models for name in (model.name, *model.spec.aliases)}
         self._loader = loader
         self.waits: OrderedDict[str, ModelWait] = OrderedDict()
         self._turn = asyncio.Lock()
@@ -303,7 +303,6 @@ class ModelManager:
 
     async def _load_now(self, model: ServedModel) -> None:
         assert self._loader is not None
-        assert model.spec is not None, "only a model with a configuration is unloaded"
         budget = self.budget
         config, required = await asyncio.to_thread(self._loader.plan, model.spec, budget)
         if budget is not None:
@@ -358,7 +357,7 @@ class ModelManager:
     async def unload(self, name: str, key: Key) -> ServedModel:
         """Unload a model. Raises HTTPException if it has unfinished calls, or is the only one and always loaded."""
         model = self.find(name, key)
-        if model.spec is None:
+        if self._loader is None:
             raise HTTPException(409, f"model {model.name!r} is always loaded: start the server with --keep-alive")
         async with self._turn:
             if not model.is_idle:
@@ -425,14 +424,13 @@ def models_to_unload(loaded: Iterable[ServedModel], missing: int) -> list[Served
     for model in sorted(loaded, key=lambda model: (not model.is_idle, model.last_used)):
         if missing <= 0:
             break
-        if model.spec is not None:
-            victims.append(model)
-            missing -= model.memory_bytes
+        victims.append(model)
+        missing -= model.memory_bytes
     return victims
 
 
 def _reason_to_unload(model: ServedModel, now: float) -> str | None:
-    if model.spec is None or model.state != "loaded" or not model.is_idle:
+    if model.state != "loaded" or not model.is_idle:
         return None
     status = model.status()
     if status.state in ("cannot_restart", "dead"):

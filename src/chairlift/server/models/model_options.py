@@ -26,7 +26,7 @@ DEFAULT_KEEP_ALIVE: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model that a server offers and loads when a request needs it.
+    """A model that a server offers. All but its names and `api` is for one that is loaded when a request needs it.
 
     Attributes:
         name: its name in requests and responses.
@@ -38,7 +38,7 @@ class ModelSpec:
     """
 
     name: str
-    config: EngineConfig
+    config: EngineConfig = field(default_factory=EngineConfig)
     aliases: tuple[str, ...] = ()
     keep_alive: float | None = None
     api: ApiOptions = field(default_factory=ApiOptions)

@@ -27,7 +27,7 @@ from chairlift.server.http.streaming import run_to_end
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.conversation import ModelPlanner
-from chairlift.server.telemetry.engine_observer import EngineObserver, ObservedRequest, measure_engine
+from chairlift.server.telemetry.engine_observer import EngineObserver, ObservedRequest, engine_metrics
 from chairlift.server.telemetry.live_feed import LiveFeed
 
 ModelState = Literal["unloaded", "loading", "loaded", "unloading", "failed"]
@@ -93,7 +93,7 @@ class VisibleEngine(ABC):
         self.replica_id = replica_id
         self.facts: EngineFacts | None = None
         self.observer = EngineObserver(events, clock, replica_id=replica_id)
-        self.metrics = measure_engine(events, self.status, self.observer.tracker, name)
+        self.metrics = engine_metrics(events, self.status, self.observer.tracker, name)
         self.feed = LiveFeed(self.observer.tracker)
         events.add(self.feed)
 
@@ -106,9 +106,8 @@ class ServedModel(VisibleEngine):
     """A model with its state, and with what is kept while it is unloaded: its metrics and its finished requests.
 
     Args:
-        spec: how to load it; None for a model that is loaded already and never unloaded.
-        name, events: see `VisibleEngine`.
-        aliases: other names in requests of a model without `spec`.
+        spec: its names, and how to load it.
+        events: see `VisibleEngine`.
 
     Attributes:
         service: what answers its calls while it is loaded.
@@ -121,10 +120,9 @@ class ServedModel(VisibleEngine):
         ended_observers: the observers of the last replicas that have ended, to find their requests.
     """
 
-    def __init__(self, name: str, spec: ModelSpec | None, events: EventHub, aliases: tuple[str, ...] = ()) -> None:
-        super().__init__(name, events)
+    def __init__(self, spec: ModelSpec, events: EventHub) -> None:
+        super().__init__(spec.name, events)
         self.spec = spec
-        self.aliases = aliases if spec is None else spec.aliases
         self.created = int(time.time())
         self.service: ModelService | None = None
         self.state: ModelState = "unloaded"
@@ -180,11 +178,11 @@ class ServedModel(VisibleEngine):
         """The names of its LoRA adapters; while it is unloaded those that it will be loaded with."""
         if self.service is not None:
             return [adapter.lora_name for adapter in self.service.llm.engine.adapters]
-        return [] if self.spec is None else list(self.spec.config.lora_modules or ())
+        return list(self.spec.config.lora_modules or ())
 
     def adapter_of(self, name: str | None) -> str | None:
         """The LoRA adapter that a call for this model selects; None for the model alone."""
-        return None if name is None or name in (self.name, *self.aliases) else name
+        return None if name is None or name in (self.name, *self.spec.aliases) else name
 
     @property
     def is_idle(self) -> bool:

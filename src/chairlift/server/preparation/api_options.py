@@ -24,11 +24,8 @@ def read_template(file: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
-    """How the API renders prompts and parses answers.
-
-    Raises:
-        ConfigError: the name of a parser is unknown, or the template cannot be read.
-    """
+    """How the API renders prompts and parses answers. Raises ConfigError if the name of a parser is unknown, or the
+    template cannot be read."""
 
     OPTION_GROUP: ClassVar = "API"
 

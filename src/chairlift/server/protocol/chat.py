@@ -27,7 +27,7 @@ from chairlift.server.protocol.compatibility_fields import ChatCompatibilityFiel
 from chairlift.server.protocol.sampling import SamplingFields
 from chairlift.server.protocol.tools import FunctionTool, ToolCall, ToolCallParam, ToolChoice
 from chairlift.server.protocol.turns import with_one_leading_system
-from chairlift.server.protocol.validation_errors import describe_validation_errors
+from chairlift.server.protocol.validation_errors import validation_problem
 
 BILLING_LINE: Final = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n?", re.IGNORECASE)
 """The line at the beginning of Claude Code's system prompt that differs in each request, so that no prefix of a prompt
@@ -193,7 +193,7 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
         try:
             chat = cls.model_validate({**fields, "structured_outputs": None})
         except ValidationError as error:
-            message, field = describe_validation_errors(cls, error.errors(), fields)
+            message, field = validation_problem(cls, error.errors(), fields)
             raise RequestError(f"converted to a chat: {message}", field) from None
         chat.structured_outputs = fields.get("structured_outputs")
         chat._optional_variables = optional_variables

@@ -120,9 +120,9 @@ def _choice_form(choice: Any) -> str:
     )
 
 
-NamedTool = Annotated[ResponsesNamedTool, Tag("named")]
-HostedTool = Annotated[ResponsesHostedTool, Tag("hosted")]
-ChosenTools = list[Annotated[NamedTool | HostedTool, Discriminator(_choice_form)]]
+NamedForm = Annotated[ResponsesNamedTool, Tag("named")]
+HostedForm = Annotated[ResponsesHostedTool, Tag("hosted")]
+ChosenTools = list[Annotated[NamedForm | HostedForm, Discriminator(_choice_form)]]
 
 
 class ResponsesAllowedTools(RequestBody):
@@ -133,7 +133,7 @@ class ResponsesAllowedTools(RequestBody):
 
 ResponsesToolChoice = (
     Literal["none", "auto", "required"]
-    | Annotated[NamedTool | Annotated[ResponsesAllowedTools, Tag("allowed")] | HostedTool, Discriminator(_choice_form)]
+    | Annotated[NamedForm | Annotated[ResponsesAllowedTools, Tag("allowed")] | HostedForm, Discriminator(_choice_form)]
 )
 
 

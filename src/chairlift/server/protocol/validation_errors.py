@@ -43,7 +43,7 @@ PREDICATES: Final = {
 """Type of a pydantic error -> the predicate of its message."""
 
 
-def describe_validation_errors(kind: type[RequestBody], problems: Sequence[ErrorDetails], body: Any) -> tuple[str, str]:
+def validation_problem(kind: type[RequestBody], problems: Sequence[ErrorDetails], body: Any) -> tuple[str, str]:
     """The error message for the first invalid field of a body, and the name of the field.
 
     Args:

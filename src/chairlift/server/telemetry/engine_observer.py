@@ -79,7 +79,7 @@ class EngineObserver:
         return [ObservedRequest(request, self) for request in found if request is not None]
 
 
-def measure_engine(
+def engine_metrics(
     events: EventHub, status: Callable[[], EngineStatus], tracker: RequestTracker, model_name: str
 ) -> PrometheusMetrics:
     """Create the metrics of an engine, which read the state of its tracker."""

@@ -44,9 +44,8 @@ class CallStyle(NamedTuple):
         """The message with its calls in the form that the template expects."""
         calls = message.get("tool_calls")
         if calls and self.has_text_arguments:
-            functions = [call["function"] for call in calls]
-            texts = [json.dumps(function["arguments"], ensure_ascii=False) for function in functions]
-            functions = [{**function, "arguments": text} for function, text in zip(functions, texts, strict=True)]
+            texts = (json.dumps(call["function"]["arguments"], ensure_ascii=False) for call in calls)
+            functions = ({**call["function"], "arguments": text} for call, text in zip(calls, texts, strict=True))
             calls = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
             message = {**message, "tool_calls": calls}
         return {**message, "content": None} if calls and self.has_null_content and not message["content"] else message

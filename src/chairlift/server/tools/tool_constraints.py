@@ -25,7 +25,8 @@ OTHER: Final = "OTHER: /\\s*/ | /\\s*[^\\s{\\[](.|\\n)*/"  # Text that is no cal
 
 
 class CallGrammar:
-    """Writes grammars in llguidance's dialect of Lark for the calls of some tools.
+    """Writes grammars in llguidance's dialect of Lark for the calls of some tools. Raises RequestError if the schema of
+    a strict tool cannot be followed.
 
     A schema is a document of its own, whose references are resolved by the rules of JSON Schema. A tool that is not
     strict has a rule that the compiler may relax (see `grammar_text.relax_calls`).
@@ -35,9 +36,6 @@ class CallGrammar:
 
     Attributes:
         ignored: the parts of the schemas that the grammar does not follow, as names for `x-chairlift-ignored`.
-
-    Raises:
-        RequestError: the schema of a strict tool cannot be followed.
     """
 
     def __init__(self, tools: list[FunctionTool], is_parallel: bool) -> None:

@@ -10,11 +10,8 @@ from chairlift.server.tools.literal_scanners import CallScanner, JsonCallScanner
 from chairlift.server.tools.tag_scanner import NAME, TagCallScanner, ToolKinds
 
 SEPARATORS = " \t\r\n,;[]"
-MAX_NAMED_CALL_CHARACTERS = 200
-"""A name that is not followed by a brace within this many characters does not begin a call."""
-
-MAX_UNNAMED_CHARACTERS = 512
-"""An object without a name in this many characters is not a call. The limit bounds the text that is scanned twice."""
+MAX_NAMED_CALL_CHARACTERS = 200  # of a name, after which a brace begins the arguments
+MAX_UNNAMED_CHARACTERS = 512  # of a call before its name is known, which may be scanned twice
 
 NO_KINDS: ToolKinds = {}
 
