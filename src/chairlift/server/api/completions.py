@@ -114,4 +114,4 @@ def create_completion(planner: ModelPlanner, body: CompletionRequest) -> Request
     prompts = [
         encode_prompt(prompt, params, label=label) for label, prompt in labelled_values("prompt", body.prompts())
     ]
-    return RequestPlan(prompts, params, clamps_max_tokens=planner.options.clamp_max_tokens)
+    return RequestPlan(prompts, params)

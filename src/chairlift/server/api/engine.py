@@ -134,7 +134,7 @@ class _AllMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         merged: dict[str, Metric] = {}
-        for engine in (each for model in self._manager.models for each in (model.replicas.values() or [model])):
+        for engine in (each for model in self._manager.models for each in model.engines):
             label = {} if engine.replica_id is None else {"replica": engine.replica_id}
             for metric in engine.metrics.collect():
                 samples = [sample._replace(labels=sample.labels | label) for sample in metric.samples]

@@ -294,7 +294,7 @@ class GeneratingCall(EngineCall[Fields, Plans]):
     def params_for(self, num_prompt_tokens: int) -> SamplingParams:
         params, room = self.plan.params, self.llm.engine.input_processor.limits.max_output_tokens(num_prompt_tokens)
         max_tokens, slo, is_streamed = params.max_tokens, params.slo or self.permit.slo, bool(self.body.stream)
-        if self.plan.clamps_max_tokens and max_tokens is not None:
+        if max_tokens is not None and (self.body.clamps_max_tokens or self._service.planner.options.clamp_max_tokens):
             max_tokens = min(max_tokens, room)
         if (max_tokens, slo, is_streamed) == (params.max_tokens, params.slo, params.is_streamed):
             return params

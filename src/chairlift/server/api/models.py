@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
@@ -144,28 +144,23 @@ def _add_admin_routes(routes: APIRouter, manager: ModelManager) -> None:
         await manager.unload_adapter(body.lora_name, key)
         return AdapterDeleted(id=body.lora_name)
 
-    _add_admin_route(routes, "/models/load", load_model, ModelSwitch, ModelCard)
-    _add_admin_route(routes, "/models/unload", unload_model, ModelSwitch, ModelCard)
-    _add_admin_route(routes, "/v1/load_lora_adapter", load_lora_adapter, AdapterLoad, ModelCard)
-    _add_admin_route(routes, "/v1/unload_lora_adapter", unload_lora_adapter, AdapterUnload, AdapterDeleted)
+    _add_admin_route(routes, "/models/load", load_model)
+    _add_admin_route(routes, "/models/unload", unload_model)
+    _add_admin_route(routes, "/v1/load_lora_adapter", load_lora_adapter)
+    _add_admin_route(routes, "/v1/unload_lora_adapter", unload_lora_adapter)
 
 
-def _add_admin_route(
-    routes: APIRouter,
-    path: str,
-    change: Callable[[Any, Key], Awaitable[BaseModel]],
-    body: type[RequestBody],
-    response: type[BaseModel],
-) -> None:
-    """Add a route of admin keys that calls `change`, whose name and docstring describe it."""
+def _add_admin_route(routes: APIRouter, path: str, change: Callable[[Any, Key], Awaitable[BaseModel]]) -> None:
+    """Add a route of admin keys that calls `change`, whose name, docstring and types describe it."""
+    types, name = get_type_hints(change), getattr(change, "__name__", path)
 
     async def handle(request: Request) -> Response:
         require_admin(request, "changes what all keys use")
-        result = await change(await read_body(request, body), call_of(request).key)
+        result = await change(await read_body(request, types["body"]), call_of(request).key)
         return JSONResponse(result.model_dump())
 
-    name, errors = getattr(change, "__name__", path), error_models(400, 403, 404, 409, 503)
-    add_body_route(routes, path, handle, body, response, name=name, description=change.__doc__, responses=errors)
+    described = {"name": name, "description": change.__doc__, "responses": error_models(400, 403, 404, 409, 503)}
+    add_body_route(routes, path, handle, types["body"], types["return"], **described)
 
 
 def model_card(model: ServedModel, key: Key, adapter: str | None = None) -> ModelCard:

@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from chairlift.observability.explain import Explanation
-from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.observability.what_if import what_ifs
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import call_of
@@ -21,7 +20,7 @@ from chairlift.server.access.keys import Key
 from chairlift.server.http.error_responses import error_models
 from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.models.model_manager import ModelManager, ModelWait
-from chairlift.server.telemetry.engine_observer import EngineObserver, ObservedRequest
+from chairlift.server.telemetry.engine_observer import ObservedRequest
 
 MAX_EXPLAINED: Final = 16  # sequences of a request, because each is compared with all known requests
 
@@ -110,23 +109,22 @@ def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
         """List the unfinished requests by arrival."""
         viewer = manager.default.observer.viewer(call_of(request).key)
         found = [
-            (observer, entry)
+            ObservedRequest(entry, engine.observer)
             for model in manager.models
-            for observer in model.observers
-            for entry in observer.tracker.requests()
+            for engine in model.engines
+            for entry in engine.observer.tracker.requests()
             if entry.state in ("waiting", "running") and viewer.can_see(entry.tenant)
         ]
-        found.sort(key=lambda each: each[1].arrived.time)
+        found.sort(key=lambda each: each.request.arrived.time)
         waits = [
             _wait_view(wait) for wait in manager.waits.values() if wait.ended is None and viewer.can_see(wait.tenant)
         ]
-        return RequestList(data=[_view(observer, entry) for observer, entry in found], waiting_for_model=waits)
+        return RequestList(data=list(map(_view, found)), waiting_for_model=waits)
 
     @routes.get("/v1/requests/{request_id}", responses=error_models(404))
     async def get_request(request_id: str, request: Request) -> RequestView:
         """Return the state of a request, by the `id` of its response."""
-        found = _find(manager, request_id, request)
-        return RequestView(id=request_id, sequences=[_view(each.observer, each.request) for each in found])
+        return RequestView(id=request_id, sequences=list(map(_view, _find(manager, request_id, request))))
 
     @routes.get("/v1/requests/{request_id}/explain", responses=error_models(404, 429))
     async def explain_request(request_id: str, request: Request) -> ExplanationView:
@@ -180,7 +178,8 @@ def _wait_view(wait: ModelWait) -> ModelWaitView:
     )
 
 
-def _view(observer: EngineObserver, request: TrackedRequest) -> SequenceView:
+def _view(observed: ObservedRequest) -> SequenceView:
+    observer, request = observed.observer, observed.request
     now, arrival = observer.now(), request.arrived.time
     first, last, count = request.first_token, request.last_token, request.num_output_tokens
     waits = observer.tracker.spans(request, now)

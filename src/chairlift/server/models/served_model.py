@@ -136,14 +136,14 @@ class ServedModel(VisibleEngine):
         self.ended_observers: deque[EngineObserver] = deque(maxlen=MAX_ENDED_REPLICAS)
 
     @property
-    def observers(self) -> list[EngineObserver]:
-        """The observers of its engines."""
-        return [replica.observer for replica in self.replicas.values()] or [self.observer]
+    def engines(self) -> list[VisibleEngine]:
+        """Its replicas, or itself if there are none."""
+        return [*self.replicas.values()] or [self]
 
     def find_sequences(self, call_id: str) -> list[ObservedRequest]:
         """The known sequences of an API call, also those of replicas that have ended, in the order of their creation.
         One that was sent again is in the order of its replicas."""
-        observers = (*self.ended_observers, *self.observers)
+        observers = (*self.ended_observers, *(engine.observer for engine in self.engines))
         found = [sequence for observer in observers for sequence in observer.find(call_id)]
         found.sort(key=lambda sequence: _sending_order(sequence.request))
         for index, (one, following) in enumerate(pairwise(found)):
@@ -165,7 +165,7 @@ class ServedModel(VisibleEngine):
     def engine(self, replica_id: str | None) -> VisibleEngine:
         """One of its engines; None is the first one. Raises HTTPException if there is no such replica."""
         if replica_id is None:
-            return next(iter(self.replicas.values()), self)
+            return self.engines[0]
         if replica_id not in self.replicas:
             known = ", ".join(self.replicas) or "none"
             raise HTTPException(

@@ -76,13 +76,11 @@ class RequestPlan:
         prompts: the text (None if the request has token ids) and the token ids of each prompt.
         params: the sampling parameters.
         ignored: the fields of the body that have no effect with this model.
-        clamps_max_tokens: `max_tokens` is lowered to what fits beside a prompt.
     """
 
     prompts: list[tuple[str | None, list[int]]]
     params: SamplingParams
     ignored: tuple[str, ...] = field(default=(), kw_only=True)
-    clamps_max_tokens: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +226,6 @@ class ModelPlanner:
             echo=unmarked(last["content"]) if echoes else "",
             finishes_with_tool_calls=tools.mode in ("auto", "required"),
             ignored=(*ignored, *conversation.ignored_content(), *self._ignored(body, reasoning)),
-            clamps_max_tokens=conversation.clamps_max_tokens or self.options.clamp_max_tokens,
         )
 
     def _ignored(self, chat: ChatCompletionRequest, reasoning: Reasoning | None) -> list[str]:
