@@ -35,6 +35,7 @@ EDITABLE := --no-build-isolation --config-settings wheel.cmake=false --config-se
 
 $(TOOLS): constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP_INSTALL) pip  # That of Python 3.11 takes more than twice as long for all packages.
 	@$(PIP_INSTALL) $(BUILD_TOOLS)
 	@touch $@
 
