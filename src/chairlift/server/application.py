@@ -44,11 +44,8 @@ def create_app(llm: AsyncLLM, options: ServeOptions) -> FastAPI:
 
 
 def make_single_manager(llm: AsyncLLM, served_model_name: str | None, api: ApiOptions) -> ModelManager:
-    """Create the manager of one model that is always loaded; raises ConfigError if a LoRA adapter has its name.
-
-    Args:
-        served_model_name: the name of the model in requests and responses. Default: the model's own name.
-    """
+    """Create the manager of one model that is always loaded, by default under its own name; raises ConfigError if a
+    LoRA adapter has this name."""
     name = served_model_name or llm.engine.facts.model_name
     if name in llm.engine.adapters:
         raise ConfigError(f"lora_modules: {name!r} is the name of the model: use another name for the adapter")

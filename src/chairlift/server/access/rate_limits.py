@@ -12,12 +12,8 @@ from chairlift.server.access.keys import Key
 
 
 class TokenBucket:
-    """A token bucket: it refills at a constant rate up to its capacity, and its level may become negative. Times are
-    seconds of one monotonic clock.
-
-    Args:
-        per_minute: the refill rate per minute, which is also the capacity.
-    """
+    """A token bucket: it refills at a rate per minute, which is also its capacity, and its level may become negative.
+    Times are seconds of one monotonic clock."""
 
     def __init__(self, per_minute: float, now: float) -> None:
         self.per_minute = per_minute
@@ -40,13 +36,8 @@ class TokenBucket:
 
 
 class KeyMeter:
-    """Measures the use of one API key, and rejects calls that would exceed its limits.
-
-    The units of its rates are "requests" and "tokens" per minute.
-
-    Args:
-        key: the key with its limits.
-        clock: a monotonic clock in seconds.
+    """Measures the use of one API key, and rejects calls that would exceed its limits. The units of its rates are
+    "requests" and "tokens" per minute.
 
     Attributes:
         num_concurrent: the calls of the key in progress on this server.

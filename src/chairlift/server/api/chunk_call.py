@@ -23,7 +23,6 @@ class ChunkCall(GeneratingCall[ChunkFields, Plans]):
 
     Attributes:
         kinds: the field `object` of a whole response, and of a chunk.
-        num_choices: the number of answers to each prompt.
     """
 
     kinds: ClassVar[tuple[str, str]]

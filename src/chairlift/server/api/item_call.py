@@ -19,7 +19,6 @@ class AnswerItem:
 
     Attributes:
         text: the text so far; for a call the arguments of the function.
-        call_id, name, namespace: those of a call.
         logprobs: the logprobs of a message in the form of the endpoint, if the request includes them.
         status: `in_progress`, and after its end `completed` or `incomplete`.
     """

@@ -30,13 +30,11 @@ class EngineLoader:
         self._is_aborted = False
 
     def plan(self, spec: ModelSpec, budget: int | None) -> tuple[EngineConfig, RequiredMemory]:
-        """Plan an engine; any thread may call it. Raises ModelLoadError or ConfigError.
+        """The configuration of an engine with the size of its KV pool, and the memory that it will need. Any thread may
+        call it. Raises ModelLoadError or ConfigError.
 
         Args:
             budget: maximum memory of all engines together; None is the free memory.
-
-        Returns:
-            The configuration of the engine with the size of its KV pool, and the memory that it will need.
         """
         memory_bytes = available_memory() if budget is None else budget
         return plan_required_memory(spec.config, memory_bytes, spec.common)

@@ -79,7 +79,6 @@ class VisibleEngine(ABC):
     """What the API shows of an engine: the one of a model, or one of its replicas.
 
     Args:
-        name: the name of the model.
         events: delivers the events of the engine, or of one engine after another.
         clock: the clock of the events; None is that of this machine.
 
@@ -104,10 +103,6 @@ class VisibleEngine(ABC):
 
 class ServedModel(VisibleEngine):
     """A model with its state, and with what is kept while it is unloaded: its metrics and its finished requests.
-
-    Args:
-        spec: its names, and how to load it.
-        events: see `VisibleEngine`.
 
     Attributes:
         service: what answers its calls while it is loaded.
@@ -218,11 +213,8 @@ class ServedModel(VisibleEngine):
 
 
 class ModelLease:
-    """The use of a loaded model by one call, which prevents that it is unloaded until it is closed.
-
-    Args:
-        changed: is set when the use ends.
-    """
+    """The use of a loaded model by one call, which prevents that it is unloaded until it is closed. `changed` is
+    set then."""
 
     def __init__(self, model: ServedModel, changed: asyncio.Event) -> None:
         self.model = model

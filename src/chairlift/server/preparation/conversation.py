@@ -74,7 +74,6 @@ class RequestPlan:
 
     Attributes:
         prompts: the text (None if the request has token ids) and the token ids of each prompt.
-        params: the sampling parameters.
         ignored: the fields of the body that have no effect with this model.
     """
 
@@ -139,7 +138,6 @@ class _ToolSelection:
         A regular expression or a grammar of the body is the constraint of the whole text, including its calls.
 
         Args:
-            structure: the constraint of the body.
             symbol: as for `CallGrammar.in_format`.
         """
         if not self.is_forced and not self.has_own_calls(structure):
@@ -166,12 +164,7 @@ class _ToolSelection:
 
 
 class ModelPlanner:
-    """Plans the requests of a model: those with a conversation itself, others in the modules of their endpoints.
-
-    Attributes:
-        engine: the engine of the model.
-        options: how the API renders prompts and parses answers.
-    """
+    """Plans the requests of a model: those with a conversation itself, others in the modules of their endpoints."""
 
     def __init__(self, engine: ServedEngine, options: ApiOptions) -> None:
         self.engine = engine

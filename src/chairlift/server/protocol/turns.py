@@ -27,9 +27,6 @@ def adapted_turns(messages: list[Message], separator: str) -> Iterator[list[Mess
 
     Consecutive turns of one role are combined. System messages are turns of the user: in the first form only those
     after the beginning, in the second form all.
-
-    Args:
-        separator: the text between combined texts.
     """
     merged = with_one_leading_system(messages, separator)
     for keeps_first in (True, False):

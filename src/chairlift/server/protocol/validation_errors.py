@@ -44,12 +44,7 @@ PREDICATES: Final = {
 
 
 def validation_problem(kind: type[RequestBody], problems: Sequence[ErrorDetails], body: Any) -> tuple[str, str]:
-    """The error message for the first invalid field of a body, and the name of the field.
-
-    Args:
-        kind: the form of the body.
-        problems: the errors of pydantic, with `loc` relative to the body.
-    """
+    """The error message for the first invalid field of a body, and the name of the field, from errors of pydantic."""
     field = problems[0]["loc"][:1]
     errors = [(_path(problem, body), problem) for problem in problems if problem["loc"][:1] == field]
     name, (path, first) = _format_path(field), errors[0]

@@ -59,9 +59,6 @@ class LiveFeed:
     parts that begin with the state of the engine, so that the oldest one can be removed. They are compressed on a
     thread, because events arrive on the event loop.
 
-    Args:
-        tracker: the requests of the engine.
-
     Attributes:
         num_readers: the open streams of all events. Pages do not count.
     """
@@ -144,11 +141,8 @@ class LiveFeed:
         return [encode_event(event) for event in visible if event is not None]
 
     def opening(self, now: float, redactor: Redactor | None = None) -> list[bytes]:
-        """The configuration of the engine and a snapshot of its unfinished requests; empty before its first event.
-
-        Args:
-            redactor: redacts the requests for a viewer; None for an admin.
-        """
+        """The configuration of the engine and a snapshot of its unfinished requests, redacted unless the viewer is an
+        admin; empty before its first event."""
         started, step = self._tracker.started, self._tracker.last_step
         if started is None:
             return []

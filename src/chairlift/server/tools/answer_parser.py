@@ -68,11 +68,8 @@ class AnswerParser(ABC):
         """Return what is certain after this text. Text that may begin a marker is held back."""
 
     def finish(self, is_complete: bool = False) -> DeltaMessage:
-        """Return the text that was held back, at the end of the answer.
-
-        Args:
-            is_complete: the model has ended the answer. Arguments of a call that break off are then completed.
-        """
+        """Return the text that was held back, at the end of the answer. If the model has ended it (`is_complete`),
+        arguments of a call that break off are completed."""
         return DeltaMessage()
 
 
@@ -89,7 +86,6 @@ class MarkerParser(AnswerParser):
     Args:
         state: the first state: a method that processes one element of the held text, and returns False if it needs more
             text. A state sets `_advance` to the next one.
-        names: the names of the known tools.
         max_calls: the maximum number of calls that are returned; later ones are dropped.
         id_length: the number of letters and digits of call ids (Mistral's chat templates require 9); None for the form
             of OpenAI.

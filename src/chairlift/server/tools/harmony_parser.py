@@ -30,7 +30,6 @@ class HarmonyParser(MarkerParser):
     content. Text outside of messages is content too.
 
     Args:
-        names, max_calls: as for `MarkerParser`.
         has_reasoning: whether the channel analysis is reasoning; otherwise it is content.
     """
 

@@ -30,11 +30,7 @@ class TagSyntax(NamedTuple):
 
 
 class TagCallScanner(CallScanner):
-    """Reads a call that begins with its name. An argument is written when its value is complete.
-
-    Args:
-        kinds: the types of the arguments, by the name of the tool.
-    """
+    """Reads a call that begins with its name. An argument is written when its value is complete."""
 
     def __init__(self, tags: TagSyntax, kinds: ToolKinds) -> None:
         super().__init__()

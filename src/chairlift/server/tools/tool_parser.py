@@ -21,10 +21,6 @@ class ToolParser(MarkerParser):
 
     Text that is not a valid call of a known tool is returned unchanged, as content. White space around calls is
     removed. The states are: content -> between calls -> in a call -> between calls ... -> content.
-
-    Args:
-        names, max_calls: as for `MarkerParser`.
-        kinds: as for `TagCallScanner`.
     """
 
     def __init__(

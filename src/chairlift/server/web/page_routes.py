@@ -91,7 +91,6 @@ def page_router(
 
     Args:
         has_control: the page may send bursts of requests, and simulate.
-        simulate_policy: see ServeOptions.
     """
     routes = APIRouter(include_in_schema=False)
     simulating = asyncio.Lock()
