@@ -251,7 +251,7 @@ def test_times_of_a_replica_on_another_machine_are_converted(
     monkeypatch.setattr(time, "perf_counter", lambda: 1e6)
     there = EngineObserver(EventHub(), VirtualClock(-seconds_later))
     there.tracker, there._calls = observer.tracker, observer._calls
-    model: Any = SimpleNamespace(observers=[there], ended_observers=[])
+    model: Any = SimpleNamespace(engines=[SimpleNamespace(observer=there)], ended_observers=[])
     found: Any = SimpleNamespace(find=partial(ServedModel.find_sequences, model))
     exporter = InMemorySpanExporter()
     tracer = CallTracer(exporter)

@@ -61,8 +61,6 @@ def parse_origins(text: str | Sequence[str], name: str = "allowed_origins") -> t
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """The limits of a server."""
-
     OPTION_GROUP: ClassVar = "Limits"
 
     max_queued_requests: int = option(

@@ -69,7 +69,6 @@ class Call:
 
 
 def call_of(request: HTTPConnection) -> Call:
-    """The call of a request."""
     call: Call = request.state.call
     return call
 

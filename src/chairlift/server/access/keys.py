@@ -38,8 +38,6 @@ _Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 
 
 class _KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An entry of a key file."""
-
     name: Annotated[str, msgspec.Meta(pattern=rf"^{_NAME.pattern}\Z")]
     hash: Annotated[str, msgspec.Meta(pattern=rf"^({_HASH_PREFIX})?[0-9a-f]{{64}}\Z")]
     admin: bool = False
@@ -95,7 +93,6 @@ NO_KEY = Key("")
 
 
 def digest(secret: str) -> bytes:
-    """The SHA-256 digest of a secret."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
 
 

@@ -31,7 +31,6 @@ class TokenBucket:
         self._level = self.level(now) - amount
 
     def seconds_until(self, amount: float, now: float) -> float:
-        """The seconds until an amount is available."""
         return max(0.0, (amount - self.level(now)) * 60 / self.per_minute)
 
 

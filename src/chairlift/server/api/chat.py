@@ -18,8 +18,6 @@ from chairlift.server.tools.answer_parser import DeltaMessage, DeltaToolCall
 
 
 class ChatCall(ChunkCall[ChatCompletionRequest, ChatPlan]):
-    """One call of /v1/chat/completions."""
-
     id_prefix = "chatcmpl-"
     kinds = ("chat.completion", "chat.completion.chunk")
 

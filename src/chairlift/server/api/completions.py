@@ -23,8 +23,6 @@ from chairlift.server.protocol.encoding import encode
 
 
 class CompletionCall(ChunkCall[CompletionRequest, RequestPlan]):
-    """One call of /v1/completions."""
-
     id_prefix = "cmpl-"
     kinds = ("text_completion", "text_completion")
 

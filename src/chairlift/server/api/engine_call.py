@@ -160,7 +160,6 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
         self.permit.call_after_deadline(self._fail_after_deadline)
 
     def _request_ids(self) -> list[str]:
-        """The ids of the prompts in the engine."""
         num_prompts = len(self.plan.prompts)
         return [self.id] if num_prompts == 1 else [f"{self.id}.{index}" for index in range(num_prompts)]
 
@@ -305,7 +304,6 @@ class GeneratingCall(EngineCall[Fields, Plans]):
         return self.usage.timings() if self.body.timings else None
 
     def num_tokens(self, text: str) -> int:
-        """The number of tokens of a text."""
         return len(self.llm.engine.tokenizer.encode(text, add_special_tokens=False)) if text else 0
 
 

@@ -96,7 +96,6 @@ class MessagesCall(ItemCall[MessagesRequest]):
 
 
 def _block(item: AnswerItem) -> dict[str, Any]:
-    """The content block of an item."""
     if item.kind == "reasoning":
         return {"type": "thinking", "thinking": item.text, "signature": ""}
     if item.kind == "message":

@@ -97,7 +97,6 @@ class RerankRequest(CallFields):
     relevant_spans: dict[str, Any] | None = advisory("Has no effect: spans are not searched.", {"mode": "disabled"})
 
     def texts(self) -> list[str]:
-        """The texts of the documents."""
         return [document if isinstance(document, str) else document.text for document in self.documents]
 
 
@@ -141,8 +140,6 @@ def _usage(call: EngineCall[Any, Any]) -> EmbeddingUsage:
 
 
 class EmbeddingCall(EngineCall[EmbeddingRequest, RequestPlan]):
-    """One call of /v1/embeddings."""
-
     id_prefix = "embd-"
 
     def response(self, outputs: list[RequestOutput]) -> EmbeddingResponse:
@@ -172,8 +169,6 @@ def pair_scores(outputs: Sequence[RequestOutput], num_pairs: int) -> list[float]
 
 
 class ScoreCall(EngineCall[ScoreRequest, RequestPlan]):
-    """One call of /v1/score."""
-
     id_prefix = "score-"
 
     def response(self, outputs: list[RequestOutput]) -> ScoreResponse:
@@ -183,8 +178,6 @@ class ScoreCall(EngineCall[ScoreRequest, RequestPlan]):
 
 
 class RerankCall(EngineCall[RerankRequest, RequestPlan]):
-    """One call of /v1/rerank."""
-
     id_prefix = "rerank-"
 
     def response(self, outputs: list[RequestOutput]) -> RerankResponse:

@@ -158,7 +158,6 @@ def parse_large_json(body_type: type[Body], raw: bytes) -> Body:
 
 
 def make_router(endpoints: Iterable[Endpoint[Any]], caller: EndpointCaller) -> APIRouter:
-    """The routes of endpoints."""
     routes = APIRouter()
     for endpoint in endpoints:
         for path in (endpoint.path, *endpoint.aliases):

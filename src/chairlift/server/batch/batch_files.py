@@ -39,8 +39,6 @@ START_BYTES: Final = 64
 
 
 class BatchRequestInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One line of the input."""
-
     custom_id: str
     method: Literal["POST"]
     url: str

@@ -132,12 +132,10 @@ class ModelManager:
 
     @property
     def memory_bytes(self) -> int:
-        """The memory of all engine processes."""
         return sum(model.memory_bytes for model in self.models)
 
     @property
     def num_waiting(self) -> int:
-        """Number of calls that wait for a model."""
         return sum(model.num_waiting for model in self.models)
 
     def find(self, name: str | None, key: Key) -> ServedModel:

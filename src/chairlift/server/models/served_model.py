@@ -187,7 +187,6 @@ class ServedModel(VisibleEngine):
 
     @property
     def num_unfinished(self) -> int:
-        """Number of prompts in its engine."""
         return 0 if self.service is None else self.service.llm.num_unfinished
 
     def status(self) -> EngineStatus:

@@ -229,7 +229,6 @@ class ModelPlanner:
         return ["reasoning_effort"] * ignores_effort + ["thinking_token_budget"] * has_budget
 
     def prompt_token_ids(self, conversation: Conversation | CountTokensRequest) -> list[int]:
-        """The token ids of the rendered conversation."""
         body = conversation.to_chat()
         text = self._render(body, _ToolSelection.of(body))
         adds_special = bool(body.add_special_tokens)

@@ -90,7 +90,6 @@ class PromptMessage(CacheableObject):
         return message if self.name is None else {**message, "name": self.name}
 
     def texts(self) -> list[str]:
-        """The texts of the parts of the content."""
         return [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
 
 

@@ -139,8 +139,6 @@ ResponsesToolChoice = (
 
 @dataclass(frozen=True, slots=True)
 class CalledTool:
-    """A tool as the client knows it."""
-
     name: str
     namespace: str | None = None
     is_custom: bool = False

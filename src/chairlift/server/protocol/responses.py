@@ -81,7 +81,6 @@ class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
         return self._ignored
 
     def called_tool(self, function: str) -> CalledTool:
-        """The tool of a function that the model has called."""
         return self._called_tools.get(function) or CalledTool(function)
 
     @property

@@ -70,7 +70,6 @@ class EngineObserver:
         return self._clock.now()
 
     def viewer(self, key: Key) -> Viewer:
-        """The viewer with a key."""
         return Viewer(key.tenant, key.is_admin, self._secret)
 
     def find(self, call_id: str) -> list[ObservedRequest]:

@@ -46,8 +46,6 @@ class HistoryPart(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """An event and its JSON."""
-
     event: Event
     encoded: bytes
 

@@ -42,7 +42,6 @@ class CallFormat:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The openings and the closing."""
         return self.openings if self.closing is None else (*self.openings, self.closing)
 
 

@@ -49,7 +49,6 @@ class CallGrammar:
         return "\n".join(["start: arguments0", *self._schemas])
 
     def json_list(self) -> str:
-        """A JSON list of calls."""
         return self._grammar([f"start: {self._list()}"], FORCED_CALLS.keys)
 
     def in_format(self, form: CallFormat, symbol: Callable[[str], str], has_text: bool) -> str:
