@@ -131,10 +131,8 @@ def server_specs(specs: Sequence[ModelSpec], served_model_name: str | None, acce
     """The models of a server with the configurations of their engines. Raises ConfigError if `served_model_name` is
     set, a key is limited to models that are not among these, or as `server_config`."""
     if served_model_name is not None:
-        raise ConfigError(
-            f"served_model_name={served_model_name} is for one model without options of its own: "
-            "name models with --models"
-        )
+        problem = f"served_model_name={served_model_name} is for one model without options of its own"
+        raise ConfigError(f"{problem}: name models with --models")
     names = {spec.name for spec in specs}
     for key in access.keys.by_tenant.values():
         if key.models is not None and (unknown := key.models - names):

@@ -120,9 +120,8 @@ class ServeOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if (self.served_model_name or "").startswith("["):
-            raise ConfigError(
-                f"served_model_name must be one name, got {self.served_model_name}: set aliases in models"
-            )
+            message = f"served_model_name must be one name, got {self.served_model_name}: set aliases in models"
+            raise ConfigError(message)
         if self.allow_other_users and self.replicas is None:
             raise ConfigError("allow_other_users has no effect without replicas: remove it")
         if self.models.only_model is not None:

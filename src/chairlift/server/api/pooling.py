@@ -219,9 +219,8 @@ def create_scores(planner: ModelPlanner, body: ScoreRequest) -> RequestPlan:
     """Compute the scores of pairs of texts (vLLM)."""
     firsts, seconds = as_list(body.text_1), as_list(body.text_2)
     if len(firsts) not in (1, len(seconds)):
-        raise RequestError(
-            f"text_1 has {len(firsts)} texts and text_2 {len(seconds)}: text_1 must be one text, or as many", "text_1"
-        )
+        message = f"text_1 has {len(firsts)} texts and text_2 {len(seconds)}: text_1 must be one text, or as many"
+        raise RequestError(message, "text_1")
     return _plan_pairs(planner.engine, firsts, seconds, body, ("text_1", "text_2"))
 
 

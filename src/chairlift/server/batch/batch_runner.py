@@ -46,12 +46,8 @@ from chairlift.server.serve_options import ObservabilityOptions, ServeOptions
 
 logger = logging.getLogger("chairlift")
 
-API_PREFIX: Final = "/v1/"
-
 NO_LIMITS: Final = ServerLimits(max_queued_requests=sys.maxsize, max_queued_tokens=sys.maxsize)
 """The calls in flight are limited by their number."""
-
-JSON_HEADERS: Final = {"Content-Type": "application/json"}
 
 CALLS_PER_SEQUENCE: Final = 2
 """Calls in flight per seat of the engine, so that a request is waiting whenever a seat becomes free."""
@@ -88,7 +84,7 @@ class LineProcessor:
 
     def __init__(self, app: FastAPI) -> None:
         self._client = client_of(app)
-        self._urls = sorted(endpoint.path for endpoint in ENDPOINTS if endpoint.path.startswith(API_PREFIX))
+        self._urls = sorted(endpoint.path for endpoint in ENDPOINTS if endpoint.path.startswith("/v1/"))
 
     async def answer(self, number: int, line: bytes) -> AnsweredLine:
         """Return the result of line `number`; raises EngineDeadError if the engine died before it answered the line."""
@@ -108,7 +104,8 @@ class LineProcessor:
         if _decoded(request.body).stream is True:
             status, info = error_info(RequestError("stream must not be true in a batch: leave it out", "stream"))
             return httpx.Response(status, json=ErrorBody(error=info).model_dump())
-        response = await self._client.post(request.url, content=bytes(request.body), headers=JSON_HEADERS)
+        headers = {"Content-Type": "application/json"}
+        response = await self._client.post(request.url, content=bytes(request.body), headers=headers)
         if response.status_code == HTTPStatus.SERVICE_UNAVAILABLE:
             raise EngineDeadError(f"the engine died: {response.text[:500]}")
         return response

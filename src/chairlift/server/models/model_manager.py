@@ -165,9 +165,8 @@ class ModelManager:
         the name is in use, or as `AsyncLLM.load_lora_adapter`."""
         model = self.find(model_name, key)
         if self._find_by_name(name) not in (None, model) or name in self._by_name:
-            raise RequestError(
-                f"lora_name={name!r:.100} is the name of a model or of its adapter: use another name", "lora_name"
-            )
+            message = f"lora_name={name!r:.100} is the name of a model or of its adapter: use another name"
+            raise RequestError(message, "lora_name")
         with await self.acquire(model) as lease:
             await lease.service.llm.load_lora_adapter(name, path)
         return model
@@ -240,11 +239,8 @@ class ModelManager:
         if (lease := self.try_acquire(model)) is not None:
             return lease
         if self.num_waiting >= MAX_WAITING_CALLS:
-            raise OverloadedError(
-                f"{self.num_waiting} calls wait for models to be loaded, which is the maximum: try again later",
-                max(1.0, model.load_seconds),
-                "queue_full",
-            )
+            message = f"{self.num_waiting} calls wait for models to be loaded, which is the maximum: try again later"
+            raise OverloadedError(message, max(1.0, model.load_seconds), "queue_full")
         model.num_waiting += 1
         try:
             while (lease := self.try_acquire(model)) is None:

@@ -109,9 +109,8 @@ class ModelOptions:
         """Maximum memory of all engine processes in bytes; by default a share of what is free now. Raises ConfigError
         on a GPU, whose memory is not known yet."""
         if self.models_memory_bytes is None and config.device != "cpu":
-            raise ConfigError(
-                f"several models on device={config.device} need --models-memory-bytes, the memory of the GPU for them"
-            )
+            need = "--models-memory-bytes, the memory of the GPU for them"
+            raise ConfigError(f"several models on device={config.device} need {need}")
         return self.models_memory_bytes or int(available_memory() * MEMORY_SHARE)
 
     def specs(self, config: EngineConfig, api: ApiOptions) -> list[ModelSpec]:
@@ -122,9 +121,8 @@ class ModelOptions:
         """
         found = [*self._unnamed(config, api), *self._named(config, api)]
         if not found:
-            raise ConfigError(
-                f"model_dir={self.model_dir} contains no model: a model is a folder with config.json or a .gguf file"
-            )
+            advice = "a model is a folder with config.json or a .gguf file"
+            raise ConfigError(f"model_dir={self.model_dir} contains no model: {advice}")
         check_names(found)
         for name in ("event_log", "record_trace"):
             if getattr(config, name) is not None and len(found) > 1:

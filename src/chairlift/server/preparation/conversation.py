@@ -396,15 +396,12 @@ def _render_template(
     if not body.continue_final_message:
         return template.render(messages, add_generation_prompt=body.add_generation_prompt, **variables)
     if body.add_generation_prompt and "add_generation_prompt" in body.model_fields_set:
-        raise RequestError(
-            "continue_final_message and add_generation_prompt cannot both be true: leave out one of them",
-            "continue_final_message",
-        )
+        message = "continue_final_message and add_generation_prompt cannot both be true: leave out one of them"
+        raise RequestError(message, "continue_final_message")
     content = messages[-1]["content"]
     if messages[-1]["role"] != "assistant" or not content.strip():
-        raise RequestError(
-            "continue_final_message requires a last message of the assistant with content", "continue_final_message"
-        )
+        message = "continue_final_message requires a last message of the assistant with content"
+        raise RequestError(message, "continue_final_message")
     return _cut_after(template.render(messages, add_generation_prompt=False, **variables), content)
 
 
@@ -418,7 +415,5 @@ def _cut_after(text: MarkedText, content: str) -> MarkedText:
             at = text.rfind(written, 0, at + len(written) - 1)
         if at >= 0:
             return text[: at + len(written)]
-    raise RequestError(
-        "continue_final_message cannot be used, because the chat template of this model changes the last message",
-        "continue_final_message",
-    )
+    message = "continue_final_message cannot be used, because the chat template of this model changes the last message"
+    raise RequestError(message, "continue_final_message")

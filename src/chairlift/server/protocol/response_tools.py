@@ -176,9 +176,8 @@ class OfferedTools:
 
     def _offer(self, namespace: str | None, tool: ResponsesFunction | CustomTool) -> None:
         if len(self.functions) == MAX_TOOLS:
-            raise RequestError(
-                f"tools: at most {MAX_TOOLS} tools are allowed, including those of namespaces: declare fewer", "tools"
-            )
+            message = f"tools: at most {MAX_TOOLS} tools are allowed, including those of namespaces: declare fewer"
+            raise RequestError(message, "tools")
         name = tool.name
         if namespace is not None:  # A tool that is declared twice has the same name twice, which is rejected.
             name = self._names.get((namespace, name)) or self._unused_name(_flat_name(name, namespace))

@@ -108,9 +108,8 @@ def check_tools(tools: list[FunctionTool]) -> None:
     """Raise RequestError if two tools have the same name, or their definitions have more than MAX_TOOLS_BYTES."""
     counts = Counter(tool.function.name for tool in tools)
     if repeated := sorted(name for name, count in counts.items() if count > 1):
-        raise RequestError(
-            f"tools: names must be unique, but {', '.join(repeated):.200} occurs more than once", "tools"
-        )
+        message = f"tools: names must be unique, but {', '.join(repeated):.200} occurs more than once"
+        raise RequestError(message, "tools")
     num_bytes = sum(len(json.dumps(tool.function.for_template())) for tool in tools)
     if num_bytes > MAX_TOOLS_BYTES:
         raise RequestError(

@@ -31,11 +31,9 @@ async def start_burst(llm: AsyncLLM, permit: Permit, body: BurstBody) -> EventSt
     facts = llm.engine.facts
     longest, limit = body.max_prompt_tokens + body.max_output_tokens, facts.scheduler_config.max_model_len
     if longest > limit:
-        raise RequestError(
-            f"max_prompt_tokens={body.max_prompt_tokens} and max_output_tokens={body.max_output_tokens} are "
-            f"{longest} tokens together, and max_model_len={limit}: reduce one of them",
-            "max_prompt_tokens",
-        )
+        given = f"max_prompt_tokens={body.max_prompt_tokens} and max_output_tokens={body.max_output_tokens}"
+        message = f"{given} are {longest} tokens together, and max_model_len={limit}: reduce one of them"
+        raise RequestError(message, "max_prompt_tokens")
     requests = _random_requests(body)
     permit.admit([range(request.num_prompt_tokens) for request in requests])
     generations: list[Generation] = []
