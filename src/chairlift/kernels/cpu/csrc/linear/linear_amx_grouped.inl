@@ -206,10 +206,11 @@ static void set_tiled_kernel(LinearTiles& tiles) {
 
 template <int... kFormats>
 static void set_tiled_kernels(LinearTiles& tiles, std::integer_sequence<int, kFormats...>) {
-  for (ProductKernel& kernel : tiles.of_many_rows) kernel = {};  // those of the base would be preferred to tiles
+  constexpr auto kInt8 = static_cast<int>(WeightFormat::int8), kBf16 = static_cast<int>(WeightFormat::bf16);
   (set_tiled_kernel<static_cast<WeightFormat>(kFormats)>(tiles), ...);
-  tiles.products[static_cast<int>(WeightFormat::int8)] = tiled_kernel(ActivationLayout::byte_tiles, multiply_tiled_int8);
-  tiles.products[static_cast<int>(WeightFormat::bf16)] = tiled_kernel(ActivationLayout::bf16_tiles, multiply_tiled_bf16);
+  tiles.of_many_rows[kInt8] = tiles.of_many_rows[kBf16] = {};  // those of the base would be preferred to tiles
+  tiles.products[kInt8] = tiled_kernel(ActivationLayout::byte_tiles, multiply_tiled_int8);
+  tiles.products[kBf16] = tiled_kernel(ActivationLayout::bf16_tiles, multiply_tiled_bf16);
 }
 
 }  // namespace chairlift::CHAIRLIFT_ISA

@@ -344,8 +344,4 @@ static void interleave_words(const uint8_t* rows, int64_t row_bytes, int num_row
     }
 }
 
-static void copy_floats(const float* y, int64_t count, void* out) {
-  __builtin_memcpy(out, y, static_cast<size_t>(count) * 4);
-}
-
 }  // namespace chairlift::CHAIRLIFT_ISA

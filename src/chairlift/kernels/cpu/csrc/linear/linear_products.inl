@@ -16,6 +16,9 @@ namespace chairlift::CHAIRLIFT_ISA {
 constexpr int kBlockRows = kProductRows;
 constexpr int kTileStripes = kLanes == 16 ? 3 : 1;
 constexpr int kStripeVectors = kStripe / kLanes;
+// Tiles of up to kFewRows rows. If their stripes are pairs, their weights are not prefetched: the hardware reads two
+// sequences faster than instructions prefetch one (docs/experiments.md).
+constexpr int kFewRows = 2, kFewStripes = kPairsStripes ? 2 : kTileStripes;
 
 template <int kRows, int kVectors>
 struct Sums {
@@ -36,7 +39,8 @@ static inline I broadcast4(const void* p) {
 
 // Prefetches the weights `ahead` of a task, a part with each group of inputs.
 struct Ahead {
-  explicit Ahead(const StripeTask& task) : at(task.ahead), end(at + task.ahead_bytes), step(task.ahead_step) {}
+  explicit Ahead(const StripeTask& task, bool prefetches = true)
+      : at(task.ahead), end(at + (prefetches ? task.ahead_bytes : 0)), step(task.ahead_step) {}
 
   inline void prefetch_part() {
     const uint8_t* const stop = end - at < step ? end : at + step;
@@ -191,6 +195,10 @@ static inline void round_bf16(const float* y, int64_t count, void* out) {
   for (int64_t i = 0; i < count; i += kLanes) store_bf16(static_cast<uint16_t*>(out) + i, load(y + i));
 }
 
+static void copy_floats(const float* y, int64_t count, void* out) {
+  __builtin_memcpy(out, y, static_cast<size_t>(count) * 4);
+}
+
 static inline void put(const StripeTask& task, int row, int column, F y) {
   const int count = task.num_columns - column < kLanes ? task.num_columns - column : kLanes;
   if (count <= 0) return;
@@ -218,7 +226,7 @@ static inline void finish(const StripeTask& task, const Sums<kRows, kVectors>& y
 
 template <WeightFormat kFormat, int kRows, int kVectors>
 static void multiply_tile(const StripeTask& task) {
-  Ahead ahead(task);
+  Ahead ahead(task, kVectors <= kTileStripes * kStripeVectors);
   prefetch_outputs<kRows, kVectors>(task);
   Sums<kRows, kVectors> y;
   for (int v = 0; v < kVectors; ++v)
@@ -238,10 +246,23 @@ static inline void multiply_rows(const StripeTask& task) {
   multiply_tile<kFormat, kRows, kVectors>(task);
 }
 
-template <WeightFormat kFormat>
+template <WeightFormat kFormat, int kStripes = kTileStripes, int kRows = kBlockRows>
 static void multiply(const StripeTask& task) {
-  if (task.num_stripes == 1) return multiply_rows<kFormat, kStripeVectors>(task);
-  multiply_rows<kFormat, kTileStripes * kStripeVectors>(task);
+  if (task.num_stripes == 1) return multiply_rows<kFormat, kStripeVectors, kRows>(task);
+  multiply_rows<kFormat, kStripes * kStripeVectors, kRows>(task);
+}
+
+template <WeightFormat kFormat>
+static constexpr void set_ungrouped_kernels(LinearTiles& tiles) {
+  ProductKernel& kernel = tiles.products[static_cast<int>(kFormat)];
+  if (is_integer(kFormat)) kernel = {kBlockRows, kTileStripes, ActivationLayout::bytes, multiply<kFormat>};
+  else kernel = {kBlockRows, kTileStripes, ActivationLayout::floats, multiply<kFormat>, copy_floats};
+  if constexpr (kFewStripes != kTileStripes) {
+    ProductKernel& of_many = tiles.of_many_rows[static_cast<int>(kFormat)] = kernel;
+    of_many.min_rows = kFewRows + 1;
+    kernel.tile_stripes = kFewStripes;
+    kernel.multiply = multiply<kFormat, kFewStripes, kFewRows>;
+  }
 }
 
 }  // namespace chairlift::CHAIRLIFT_ISA

@@ -159,7 +159,7 @@ struct RowTarget {
 };
 
 constexpr int kMaxBlocks = 16;  // of rows that share weights in the caches
-constexpr int kMinManyRows = 16;  // rows of a call from which products use `of_many_rows`, or more
+constexpr int kMinManyRows = 16;  // rows of a call from which `of_many_rows` is used, if its kernel has no other number
 
 // The product with weights of one format, and the layout of its activations.
 struct ProductKernel {
@@ -199,8 +199,8 @@ struct LinearTiles {
   // num_rows: rounded up to an even number, and from three to a multiple of four.
   void (*interleave_words)(const uint8_t* rows, int64_t row_bytes, int num_rows, int64_t num_words, int block_rows,
                            uint8_t* values);
-  // Products with the same bits for calls with many rows, or kernels without functions. A layer uses them if all of its
-  // matrices have one.
+  // Products with the same bits for calls with min_rows rows or more, or kernels without functions. A layer uses them if
+  // all of its matrices have one.
   ProductKernel of_many_rows[kNumWeightFormats] = {};
 };
 

@@ -10,15 +10,14 @@
 namespace chairlift::CHAIRLIFT_ISA {
 
 template <WeightFormat kFormat>
-static constexpr ProductKernel product_kernel() {
-  if constexpr (is_grouped(kFormat)) return grouped_kernel<kFormat>();
-  if (is_integer(kFormat)) return {kBlockRows, kTileStripes, ActivationLayout::bytes, multiply<kFormat>};
-  return {kBlockRows, kTileStripes, ActivationLayout::floats, multiply<kFormat>, copy_floats};
+static constexpr void set_product(LinearTiles& tiles) {
+  if constexpr (is_grouped(kFormat)) tiles.products[static_cast<int>(kFormat)] = grouped_kernel<kFormat>();
+  else set_ungrouped_kernels<kFormat>(tiles);
 }
 
 template <int... kFormats>
 static constexpr void set_products(LinearTiles& tiles, std::integer_sequence<int, kFormats...>) {
-  ((tiles.products[kFormats] = product_kernel<static_cast<WeightFormat>(kFormats)>()), ...);
+  (set_product<static_cast<WeightFormat>(kFormats)>(tiles), ...);
 }
 
 static constexpr LinearTiles linear_tiles() {

@@ -21,7 +21,7 @@ static void set_integer_products(LinearTiles& tiles, std::integer_sequence<int, 
   };
   (set_grouped(std::integral_constant<int, kFormats>{}), ...);
   constexpr auto kInt8 = static_cast<int>(WeightFormat::int8);
-  tiles.products[kInt8].multiply = multiply<WeightFormat::int8>;
+  set_ungrouped_kernels<WeightFormat::int8>(tiles);
   if constexpr (kLanes == kStripe) tiles.of_many_rows[kInt8] = wide_kernel<WideInt8>(ActivationLayout::bytes);
 }
 

@@ -13,6 +13,7 @@ using I = __m256i;
 using M = __m256;
 constexpr int kLanes = 8;
 constexpr int kProductRows = 6;  // the rows of a product whose sums fill the registers
+constexpr bool kPairsStripes = true;  // whether one or two rows are multiplied with two stripes at once
 
 alignas(32) static const int32_t kLaneMasks[16] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
 static inline __m256i first_lanes(int n) {

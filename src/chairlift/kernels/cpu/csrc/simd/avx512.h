@@ -12,6 +12,7 @@ using I = __m512i;
 using M = __mmask16;
 constexpr int kLanes = 16;
 constexpr int kProductRows = 4;  // the rows of a product whose sums fill the registers
+constexpr bool kPairsStripes = false;
 
 static inline M first_lanes(int n) { return static_cast<M>((1u << n) - 1u); }
 

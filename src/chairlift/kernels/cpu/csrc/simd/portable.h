@@ -28,6 +28,7 @@ constexpr int kProductRows = 6;
 #else
 constexpr int kProductRows = 4;
 #endif
+constexpr bool kPairsStripes = false;
 
 // A vector is an array of parts of four lanes, because compilers keep types that are wider than the registers of the
 // machine in memory, and take minutes to combine the lanes of arrays of floats into vectors.
