@@ -38,6 +38,7 @@ DEFAULT_ALIGNMENT: Final = 32
 ROPE_FACTORS: Final = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """The tensors that are part of the configuration."""
 BOOL, STRING, ARRAY = 7, 8, 9
+LENGTH: Final = struct.Struct("<Q")
 SPLIT_NAME: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 """The name of a part of a split model: the name of the model, the number of the part from 1 on, the number of parts."""
 SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "?", 10: "Q", 11: "q", 12: "d"}
@@ -83,35 +84,36 @@ class _Cursor:
 
     def unpack(self, codes: str, what: str, count: int = 1) -> tuple[Any, ...]:
         """Read values with the given `struct` codes; `count` repeats a single code."""
-        size = count * struct.calcsize("<" + codes)
-        start = self.take(size, what)
+        start = self.take(count * struct.calcsize("<" + codes), what)
         return struct.unpack_from(f"<{count if count != 1 else ''}{codes}", self._buffer, start)
 
-    def string(self, what: str) -> str:
-        (length,) = self.unpack("Q", what)
-        start = self.take(length, what)
-        try:
-            return self._buffer[start : start + length].decode()
-        except UnicodeDecodeError:
-            raise self.error(f"damaged: {what} at byte {start} is not UTF-8") from None
+    def strings(self, what: str, count: int = 1) -> list[str]:
+        """Read strings, without a call for each, because a vocabulary and its merges have hundreds of thousands."""
+        buffer, size, end, strings = self._buffer, len(self._buffer), self.position, []
+        for _ in range(count):
+            self.position, start = end, end + LENGTH.size
+            if start > size or (end := start + LENGTH.unpack_from(buffer, end)[0]) > size:
+                self.take(end - self.take(LENGTH.size, what) - LENGTH.size, what)
+            try:
+                strings.append(buffer[start:end].decode())
+            except UnicodeDecodeError:
+                raise self.error(f"damaged: {what} at byte {start} is not UTF-8") from None
+        self.position = end
+        return strings
 
     def value(self, kind: int, what: str) -> Any:
-        if kind == STRING:
-            return self.string(what)
-        if kind == ARRAY:
-            return self._array(what)
-        if kind not in SCALARS:
-            raise self.error(f"damaged: {what} at byte {self.position} has the unknown type {kind}")
-        return self.unpack(SCALARS[kind], what)[0]
-
-    def _array(self, what: str) -> list[Any]:
+        if kind != ARRAY:
+            return self._values(kind, what, 1)[0]
         kind, count = self.unpack("IQ", what)
         if count > MAX_ARRAY_LENGTH:
             raise self.error(f"damaged: {what} has {count} entries; the limit is {MAX_ARRAY_LENGTH}")
+        return self._values(kind, what, count)
+
+    def _values(self, kind: int, what: str, count: int) -> list[Any]:
         if kind == STRING:
-            return [self.string(what) for _ in range(count)]
+            return self.strings(what, count)
         if kind not in SCALARS:
-            raise self.error(f"{what} at byte {self.position} is an array of type {kind}, which is not supported")
+            raise self.error(f"{what} at byte {self.position} has the unknown type {kind}, or is an array of arrays")
         return list(self.unpack(SCALARS[kind], what, count))
 
 
@@ -176,7 +178,8 @@ class GGUFFile:
 
     def metadata_digest(self) -> str:
         """SHA-256 of the metadata, in hexadecimal digits."""
-        return self._parts[0].metadata_digest()
+        first = self._parts[0]
+        return hashlib.sha256(first._buffer[: first._end_of_metadata]).hexdigest()
 
     def raw(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return the bytes of a tensor, uint8 [rows, bytes per row], read-only.
@@ -220,7 +223,7 @@ class _GGUFPart:
         self.num_tensors, num_keys = _read_counts(cursor)
         self.metadata: dict[str, Any] = {}
         for _ in range(num_keys):
-            key = cursor.string("a metadata key")
+            key = cursor.strings("a metadata key")[0]
             if key in self.metadata:
                 raise cursor.error(f"damaged: the metadata key {key} occurs twice")
             self.metadata[key] = cursor.value(cursor.unpack("I", key)[0], key)
@@ -247,9 +250,6 @@ class _GGUFPart:
             tensors[name] = tensor
         _reject_overlaps(cursor, tensors)
         return tensors
-
-    def metadata_digest(self) -> str:
-        return hashlib.sha256(self._buffer[: self._end_of_metadata]).hexdigest()
 
     def raw(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         import numpy as np
@@ -289,7 +289,7 @@ def _read_counts(cursor: _Cursor) -> tuple[int, int]:
 
 
 def _read_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
-    name = cursor.string("a tensor's name")
+    name = cursor.strings("a tensor's name")[0]
     (num_dimensions,) = cursor.unpack("I", f"tensor {name}")
     if not 1 <= num_dimensions <= MAX_DIMENSIONS:
         raise cursor.error(f"damaged: tensor {name} has {num_dimensions} dimensions")

@@ -227,6 +227,6 @@ ALPHABET: Final = _alphabet()
 
 def _byte_level(token: str) -> bytes:
     try:
-        return bytes(ALPHABET[character] for character in token)
+        return bytes(map(ALPHABET.__getitem__, token))
     except KeyError:  # An entry with other characters is text.
         return token.encode()
