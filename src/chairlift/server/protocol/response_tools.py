@@ -115,9 +115,9 @@ class ResponsesNamedTool(RequestBody):
 
 def _choice_form(choice: Any) -> str:
     kind = field_of(choice, "type")
-    return (
-        "named" if kind in ("function", "custom", "namespace") else "allowed" if kind == "allowed_tools" else "hosted"
-    )
+    if kind in ("function", "custom", "namespace"):
+        return "named"
+    return "allowed" if kind == "allowed_tools" else "hosted"
 
 
 NamedForm = Annotated[ResponsesNamedTool, Tag("named")]

@@ -82,13 +82,13 @@ def engine_metrics(
     events: EventHub, status: Callable[[], EngineStatus], tracker: RequestTracker, model_name: str
 ) -> PrometheusMetrics:
     """Create the metrics of an engine, which read the state of its tracker."""
-    dead = "1 if the engine died and cannot be restarted, so that requests are rejected."
+    cannot_restart = "1 if the engine died and cannot be restarted, so that requests are rejected."
     stalled = "Seconds without a step while requests are unfinished."
     dropped = "Number of events dropped because the server was busy; always 0 for an engine process."
     since_step = "Seconds since the end of the last step."
     gauges: dict[str, tuple[str, Callable[[], float]]] = {
         "chairlift:engine_up": ("1 if the engine is running.", lambda: status().state == "running"),
-        "chairlift:engine_cannot_restart": (dead, lambda: status().state == "cannot_restart"),
+        "chairlift:engine_cannot_restart": (cannot_restart, lambda: status().state == "cannot_restart"),
         "chairlift:engine_restarts": ("Number of restarts of the engine.", lambda: status().restarts),
         "chairlift:engine_seconds_since_step": (since_step, lambda: status().seconds_since_step),
         "chairlift:engine_seconds_stalled": (stalled, lambda: status().seconds_stalled),
