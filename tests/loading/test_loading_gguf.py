@@ -180,7 +180,7 @@ def test_truncated_default_model(smollm2_gguf: Path, tmp_path: Path) -> None:
         (24, b"\xff" * 8, "truncated"),
         (32, b"\xff", "not UTF-8"),
         (52, b"\x63", "unknown type 99"),
-        (52, struct.pack("<IIQ", 9, 9, 1), "unknown type 9, or is an array of arrays"),
+        (52, struct.pack("<IIQ", 9, 9, 1), "is an array of arrays, which is not supported"),
     ],
 )
 def test_damaged_headers_are_errors(whole: bytes, tmp_path: Path, at: int, value: bytes, problem: str) -> None:

@@ -93,6 +93,7 @@ class _Cursor:
         for _ in range(count):
             self.position, start = end, end + LENGTH.size
             if start > size or (end := start + LENGTH.unpack_from(buffer, end)[0]) > size:
+                # Raises the error of the length or, if the length is complete, of the string.
                 self.take(end - self.take(LENGTH.size, what) - LENGTH.size, what)
             try:
                 strings.append(buffer[start:end].decode())
@@ -105,6 +106,8 @@ class _Cursor:
         if kind != ARRAY:
             return self._values(kind, what, 1)[0]
         kind, count = self.unpack("IQ", what)
+        if kind == ARRAY:
+            raise self.error(f"{what} at byte {self.position} is an array of arrays, which is not supported")
         if count > MAX_ARRAY_LENGTH:
             raise self.error(f"damaged: {what} has {count} entries; the limit is {MAX_ARRAY_LENGTH}")
         return self._values(kind, what, count)
@@ -113,7 +116,7 @@ class _Cursor:
         if kind == STRING:
             return self.strings(what, count)
         if kind not in SCALARS:
-            raise self.error(f"{what} at byte {self.position} has the unknown type {kind}, or is an array of arrays")
+            raise self.error(f"damaged: {what} at byte {self.position} has the unknown type {kind}")
         return list(self.unpack(SCALARS[kind], what, count))
 
 

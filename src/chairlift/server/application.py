@@ -23,7 +23,7 @@ from chairlift.server.access.call import CLIENT_CLOSED_REQUEST, call_of
 from chairlift.server.access.call_checks import body_limit, host_filter, key_filter
 from chairlift.server.api import engine, health, models, requests
 from chairlift.server.api.routes import ENDPOINTS, EndpointCaller, make_router
-from chairlift.server.http.error_responses import described_error, error_response
+from chairlift.server.http.error_responses import error_parts, error_response
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
@@ -153,4 +153,4 @@ def _add_routes(app: FastAPI, manager: ModelManager, admission: AdmissionControl
 async def _respond_to_error(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientDisconnect):  # before the end of the body; the response is not sent
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    return error_response(request.scope, *described_error(request, error, is_admin=call_of(request).key.is_admin))
+    return error_response(request.scope, *error_parts(request, error, is_admin=call_of(request).key.is_admin))

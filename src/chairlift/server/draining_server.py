@@ -24,8 +24,10 @@ logger = logging.getLogger("chairlift")
 
 STOP_SECONDS: Final = 3
 """Seconds in which connections can send their responses, and the engine can finish its step, after the drain."""
-FORCED_STOP_SECONDS: Final = 1  # after a second signal, in which streams get an error event
-WATCHDOG_SECONDS: Final = 2  # after these, at which the watchdog ends the process
+FORCED_STOP_SECONDS: Final = 1
+"""STOP_SECONDS after a second signal. In this time streams get an error event."""
+WATCHDOG_SECONDS: Final = 2
+"""Seconds after STOP_SECONDS or FORCED_STOP_SECONDS at which the watchdog ends the process."""
 LONGEST_WATCHDOG_SECONDS: Final = 1e9  # faulthandler accepts little more
 STANDARD_ERROR: Final = 2
 

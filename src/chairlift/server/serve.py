@@ -131,8 +131,10 @@ def server_specs(specs: Sequence[ModelSpec], served_model_name: str | None, acce
     """The models of a server with the configurations of their engines. Raises ConfigError if `served_model_name` is
     set, a key is limited to models that are not among these, or as `server_config`."""
     if served_model_name is not None:
-        problem = f"served_model_name={served_model_name} is for one model without options of its own"
-        raise ConfigError(f"{problem}: name models with --models")
+        raise ConfigError(
+            f"served_model_name={served_model_name} is for one model without options of its own: "
+            "name models with --models"
+        )
     names = {spec.name for spec in specs}
     for key in access.keys.by_tenant.values():
         if key.models is not None and (unknown := key.models - names):
@@ -146,12 +148,16 @@ def server_specs(specs: Sequence[ModelSpec], served_model_name: str | None, acce
 def server_config(config: EngineConfig, access: AccessOptions) -> EngineConfig:
     """The configuration of the engine of a server, with the tenant weights of the API keys. Raises ConfigError if an
     option cannot be used by a server, or a file cannot be written."""
-    unknown = "needs the output lengths of all requests in advance, which a server does not have"
     if config.static_run_to == "global":
-        raise ConfigError(f"static_run_to=global {unknown}: omit the option, or use it offline (bench, simulate)")
+        raise ConfigError(
+            "static_run_to=global needs the output lengths of all requests in advance, which a server does not have: "
+            "omit the option, or use it offline (bench, simulate)"
+        )
     if config.length_predictor == "oracle":
-        others = "set --length-predictor history or max_tokens, or use it offline (bench, simulate)"
-        raise ConfigError(f"length_predictor=oracle {unknown}: {others}")
+        raise ConfigError(
+            "length_predictor=oracle needs the output lengths of all requests in advance, which a server does not "
+            "have: set --length-predictor history or max_tokens, or use it offline (bench, simulate)"
+        )
     config.check_files()
     weights = access.keys.tenant_weights()
     return replace(config, tenant_weights=weights) if weights else config

@@ -168,7 +168,10 @@ def test_what_agents_send_is_accepted_and_named(api_server: RunningServer, field
         ),
         ({"tools": [{**MCP, "tools": [{"type": "web_search"}]}]}, "tools[0].tools[0].type must be one of 'function', "),
         ({"tool_choice": {"type": "function"}}, "tool_choice.name is required"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice.type must be "),
+        (
+            {"tool_choice": {"type": "any"}},
+            "tool_choice.type must be 'function', 'custom', 'namespace', 'allowed_tools' or a hosted tool",
+        ),
         ({"input": [{"type": "song"}]}, "input[0].type must be one of 'message', "),
         (
             {"input": [{"type": "function_call", "call_id": "c", "name": "f", "argment": ""}]},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from batch_files import by_id, completion_line, request_line, results, write_lines
 
 from chairlift import AsyncLLM, EngineConfig
-from chairlift.server.batch.batch_runner import run_batch
+from chairlift.server.batch.batch_runner import cancelled_by_signals, run_batch
 from command_runner import invoke
 from running_server import run_server
 from tiny_tokenizer import add_tokenizer
@@ -131,6 +132,22 @@ def test_a_batch_ended_by_a_signal_reports_the_remaining_lines(model: str, tmp_p
     assert process.returncode == 1
     count = len(results(target))
     assert f"{count} completed, 0 failed, 0 done in earlier runs, {300 - count} remaining" in output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_cancels_the_task_even_if_it_was_ignored_before(number: signal.Signals) -> None:
+    async def wait() -> None:
+        with cancelled_by_signals():
+            signal.raise_signal(number)
+            await asyncio.sleep(AMPLE_SECONDS)
+
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(wait())
+        assert signal.getsignal(number) is (signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    finally:
+        signal.signal(number, before)
 
 
 def wait_for_lines(path: Path, count: int, process: subprocess.Popen[Any]) -> None:

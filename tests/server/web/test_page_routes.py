@@ -87,7 +87,7 @@ def event_ids(messages: list[Any], kind: str) -> list[str]:
     return [e["request_id"] for _, data in messages for e in data.get("events", []) if e["type"] == kind]
 
 
-@pytest.mark.parametrize("path", ["/", "/chat"])
+@pytest.mark.parametrize("path", ["/", "/chat", "/docs"])
 def test_pages_need_no_key_and_allow_no_foreign_or_inline_script(guarded: RunningServer, path: str) -> None:
     answer = get(guarded, path)
     assert answer.status_code == 200
@@ -102,9 +102,6 @@ def test_the_api_page_needs_no_key_and_nothing_of_another_host(guarded: RunningS
     page = get(guarded, "/docs")
     assert page.status_code == 200
     assert "https://" not in page.text
-    policy = page.headers["content-security-policy"]
-    assert "default-src 'none'" in policy
-    assert "unsafe" not in policy
     files = re.findall(r'(?:src|href|url)[=:]\s*["\']([^"\']+)', page.text)
     assert len(files) == 4
     for path in (*files, "openapi.json"):

@@ -33,7 +33,6 @@ MAX_LINE_BYTES: Final = 9 << 20
 MAX_LINES: Final = 1 << 20
 """The maximum number of lines of a batch file."""
 
-
 RESULT_START: Final = b'{"id":"batch_req_'
 START_BYTES: Final = 64
 

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -218,17 +218,9 @@ def run_batch(
 async def _run(
     llm: AsyncLLM, index: BatchIndex, output: BatchOutput, summary: BatchSummary, options: ServeOptions
 ) -> None:
-    started, loop, task = time.perf_counter(), asyncio.get_running_loop(), asyncio.current_task()
-
-    def cancel() -> None:
-        """End the run at a SIGTERM, as asyncio does at a SIGINT. A second signal has its default effect."""
-        loop.remove_signal_handler(signal.SIGTERM)
-        assert task is not None
-        task.cancel()
-
-    loop.add_signal_handler(signal.SIGTERM, cancel)
+    started = time.perf_counter()
     try:
-        with progress_bar("answers", index.num_unanswered) as advance:
+        with progress_bar("answers", index.num_unanswered) as advance, cancelled_by_signals():
 
             def record(answer: AnsweredLine) -> None:
                 summary.add(answer)
@@ -239,7 +231,6 @@ async def _run(
             with suppress(asyncio.CancelledError):
                 await _answer_lines(processor, index.unanswered(), output, record, num_calls)
     finally:
-        loop.remove_signal_handler(signal.SIGTERM)
         summary.seconds = time.perf_counter() - started
         llm.close()
 
@@ -278,3 +269,26 @@ async def _answer_lines(
     finally:
         await run_to_end(thread, append)
         thread.shutdown()
+
+
+@contextmanager
+def cancelled_by_signals() -> Iterator[None]:
+    """Cancel the current task at SIGINT or SIGTERM. A second signal has its default effect."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    assert task is not None
+
+    def restore() -> None:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+    def cancel() -> None:
+        restore()
+        task.cancel()
+
+    for number in signals:
+        loop.add_signal_handler(number, cancel)
+    try:
+        yield
+    finally:
+        restore()

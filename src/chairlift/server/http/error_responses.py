@@ -66,7 +66,7 @@ def error_info(error: Exception, *, is_admin: bool = False) -> tuple[int, ErrorI
     return 500, ErrorInfo(message=message, type="internal_server_error")
 
 
-def described_error(
+def error_parts(
     request: Request, error: Exception, *, is_admin: bool
 ) -> tuple[int, ErrorInfo, Mapping[str, str] | None]:
     """The status, the error and the headers of the response to a request that an exception has ended.

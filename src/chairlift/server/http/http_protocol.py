@@ -10,7 +10,7 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-MAX_HEADER_BYTES: Final = 64 << 10  # of a request line and headers, or of trailers
+MAX_HEADER_BYTES: Final = 64 << 10  # of a request line and headers, or of trailers; a connection with more is closed
 MAX_PIPELINED: Final = 128  # requests of a connection that wait for earlier responses
 WRITE_SECONDS: Final = 30.0  # without progress, until the connection of a client that does not read is closed
 KEEP_ALIVE_SECONDS: Final = 60  # until uvicorn closes a connection between two requests

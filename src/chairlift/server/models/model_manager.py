@@ -95,8 +95,12 @@ class ModelWait:
             return f"The call waited {self.seconds:.1f} s for model {name!r}, and ended with: {self.error}"
         if self.ended is not None:
             return f"The call waited {self.seconds:.1f} s until model {name!r} was loaded."
-        reason = "makes room for another one first" if self.model.is_leaving else "waits for its turn and for memory"
-        reason = "is being loaded" if self.model.state == "loading" else reason
+        if self.model.state == "loading":
+            reason = "is being loaded"
+        elif self.model.is_leaving:
+            reason = "makes room for another one first"
+        else:
+            reason = "waits for its turn and for memory"
         return f"The call has waited for {self.seconds:.1f} s: model {name!r} {reason}."
 
 
@@ -349,7 +353,7 @@ class ModelManager:
         return model
 
     async def unload(self, name: str, key: Key) -> ServedModel:
-        """Unload a model. Raises HTTPException if it has unfinished calls, or is the only one and always loaded."""
+        """Unload a model. Raises HTTPException if it has unfinished calls, or this manager has no loader."""
         model = self.find(name, key)
         if self._loader is None:
             raise HTTPException(409, f"model {model.name!r} is always loaded: start the server with --keep-alive")

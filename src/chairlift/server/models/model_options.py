@@ -26,7 +26,8 @@ DEFAULT_KEEP_ALIVE: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model that a server offers. All but its names and `api` is for one that is loaded when a request needs it.
+    """A model that a server offers. A model that is always loaded has only names and `api`; the other fields say how to
+    load one when a request needs it.
 
     Attributes:
         name: its name in requests and responses.
@@ -109,8 +110,10 @@ class ModelOptions:
         """Maximum memory of all engine processes in bytes; by default a share of what is free now. Raises ConfigError
         on a GPU, whose memory is not known yet."""
         if self.models_memory_bytes is None and config.device != "cpu":
-            need = "--models-memory-bytes, the memory of the GPU for them"
-            raise ConfigError(f"several models on device={config.device} need {need}")
+            message = (
+                f"several models on device={config.device} need --models-memory-bytes, the memory of the GPU for them"
+            )
+            raise ConfigError(message)
         return self.models_memory_bytes or int(available_memory() * MEMORY_SHARE)
 
     def specs(self, config: EngineConfig, api: ApiOptions) -> list[ModelSpec]:
@@ -121,8 +124,10 @@ class ModelOptions:
         """
         found = [*self._unnamed(config, api), *self._named(config, api)]
         if not found:
-            advice = "a model is a folder with config.json or a .gguf file"
-            raise ConfigError(f"model_dir={self.model_dir} contains no model: {advice}")
+            message = (
+                f"model_dir={self.model_dir} contains no model: a model is a folder with config.json or a .gguf file"
+            )
+            raise ConfigError(message)
         check_names(found)
         for name in ("event_log", "record_trace"):
             if getattr(config, name) is not None and len(found) > 1:

@@ -212,8 +212,8 @@ class ServedModel(VisibleEngine):
 
 
 class ModelLease:
-    """The use of a loaded model by one call, which prevents that it is unloaded until it is closed. `changed` is
-    set then."""
+    """The use of a loaded model by one call, which prevents that it is unloaded. `changed` is set when the
+    lease is closed."""
 
     def __init__(self, model: ServedModel, changed: asyncio.Event) -> None:
         self.model = model

@@ -25,11 +25,16 @@ HOSTED_TYPE: Final = re.compile(
 """The types of tools that OpenAI executes, or whose calls have a form of their own. The end is a version."""
 
 
-def _check_hosted(kind: str) -> str:
-    if HOSTED_TYPE.fullmatch(kind) is None:
-        expected = "'function', 'custom', 'namespace' or a hosted tool such as 'web_search'"
-        raise PydanticCustomError("literal_error", "must be a known type", {"expected": expected})
-    return kind
+def _hosted_type(others: str) -> AfterValidator:
+    """Accepts types of hosted tools. others: the other types of the same field, for the message."""
+
+    def check(kind: str) -> str:
+        if HOSTED_TYPE.fullmatch(kind) is None:
+            expected = f"{others} or a hosted tool such as 'web_search'"
+            raise PydanticCustomError("literal_error", "must be a known type", {"expected": expected})
+        return kind
+
+    return AfterValidator(check)
 
 
 class ClientTool(RequestBody):
@@ -78,7 +83,7 @@ class CustomTool(ClientTool):
 
 
 class ResponsesHostedTool(ReceivedObject):
-    type: Annotated[str, AfterValidator(_check_hosted)]
+    type: Annotated[str, _hosted_type("'function', 'custom', 'namespace'")]
 
 
 class NamespaceTool(RequestBody):
@@ -125,6 +130,10 @@ HostedForm = Annotated[ResponsesHostedTool, Tag("hosted")]
 ChosenTools = list[Annotated[NamedForm | HostedForm, Discriminator(_choice_form)]]
 
 
+class ResponsesHostedChoice(ReceivedObject):
+    type: Annotated[str, _hosted_type("'function', 'custom', 'namespace', 'allowed_tools'")]
+
+
 class ResponsesAllowedTools(RequestBody):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -133,7 +142,10 @@ class ResponsesAllowedTools(RequestBody):
 
 ResponsesToolChoice = (
     Literal["none", "auto", "required"]
-    | Annotated[NamedForm | Annotated[ResponsesAllowedTools, Tag("allowed")] | HostedForm, Discriminator(_choice_form)]
+    | Annotated[
+        NamedForm | Annotated[ResponsesAllowedTools, Tag("allowed")] | Annotated[ResponsesHostedChoice, Tag("hosted")],
+        Discriminator(_choice_form),
+    ]
 )
 
 

@@ -182,11 +182,14 @@ class SamplingFields(EngineFields, SamplingCompatibilityFields):
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options is only allowed with stream: true", "stream_options")
         if self.prompt_logprobs is not None and self.stream:
-            problem = f"prompt_logprobs={self.prompt_logprobs} cannot be streamed"
-            raise RequestError(f"{problem}: leave out stream or prompt_logprobs", "prompt_logprobs")
+            message = f"prompt_logprobs={self.prompt_logprobs} cannot be streamed: leave out stream or prompt_logprobs"
+            raise RequestError(message, "prompt_logprobs")
         if self.use_beam_search and self.stream:
-            problem = "use_beam_search cannot be streamed, because the answers are known at the end"
-            raise RequestError(f"{problem}: leave out stream or use_beam_search", "use_beam_search")
+            raise RequestError(
+                "use_beam_search cannot be streamed, because the answers are known at the end: leave out stream or "
+                "use_beam_search",
+                "use_beam_search",
+            )
         names = {field.name for field in fields(SamplingParams)} & SamplingFields.model_fields.keys()
         given = {name: value for name in names if (value := getattr(self, name)) is not None}  # null is the default.
         slo = None if self.slo is None else SLO(self.slo.ttft_ms, self.slo.tpot_ms)

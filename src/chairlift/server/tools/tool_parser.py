@@ -10,7 +10,7 @@ from chairlift.server.tools.literal_scanners import CallScanner, JsonCallScanner
 from chairlift.server.tools.tag_scanner import NAME, TagCallScanner, ToolKinds
 
 SEPARATORS = " \t\r\n,;[]"
-MAX_NAMED_CALL_CHARACTERS = 200  # of a name, after which a brace begins the arguments
+MAX_NAMED_CALL_CHARACTERS = 200  # of a name without a brace behind it; more is no call
 MAX_UNNAMED_CHARACTERS = 512  # of a call before its name is known, which may be scanned twice
 
 NO_KINDS: ToolKinds = {}

@@ -53,8 +53,9 @@ def serve_recorded_log(log: Path, on_ready: Callable[[str], None]) -> None:
     """Serve the live page of an event log on a free port of this machine until a signal stops it, and pass its URL to
     `on_ready`. Raises ConfigError if the file cannot be read, or is not an event log."""
     if not isinstance(next(read_events(log), None), EngineStarted):
-        advice = "its first event must be engine_started; give a file of --event-log"
-        raise ConfigError(f"not an event log: {log}: {advice}")
+        raise ConfigError(
+            f"not an event log: {log}: its first event must be engine_started; give a file of --event-log"
+        )
     listener = socket.create_server((HOST, 0))
     server = uvicorn.Server(uvicorn.Config(recorded_log_app(log), log_level="warning"))
     on_ready(f"http://{HOST}:{listener.getsockname()[1]}/")

@@ -16,9 +16,9 @@ namespace chairlift::CHAIRLIFT_ISA {
 constexpr int kBlockRows = kProductRows;
 constexpr int kTileStripes = kLanes == 16 ? 3 : 1;
 constexpr int kStripeVectors = kStripe / kLanes;
-// Tiles of up to kFewRows rows. If their stripes are pairs, their weights are not prefetched: the hardware reads two
+// The stripes of a tile of up to kPairedRows rows. If they are pairs, their weights are not prefetched: the hardware reads two
 // sequences faster than instructions prefetch one (docs/experiments.md).
-constexpr int kFewRows = 2, kFewStripes = kPairsStripes ? 2 : kTileStripes;
+constexpr int kPairedRows = 2, kFewStripes = kPairsStripes ? 2 : kTileStripes;
 
 template <int kRows, int kVectors>
 struct Sums {
@@ -259,9 +259,9 @@ static constexpr void set_ungrouped_kernels(LinearTiles& tiles) {
   else kernel = {kBlockRows, kTileStripes, ActivationLayout::floats, multiply<kFormat>, copy_floats};
   if constexpr (kFewStripes != kTileStripes) {
     ProductKernel& of_many = tiles.of_many_rows[static_cast<int>(kFormat)] = kernel;
-    of_many.min_rows = kFewRows + 1;
+    of_many.min_rows = kPairedRows + 1;
     kernel.tile_stripes = kFewStripes;
-    kernel.multiply = multiply<kFormat, kFewStripes, kFewRows>;
+    kernel.multiply = multiply<kFormat, kFewStripes, kPairedRows>;
   }
 }
 

@@ -83,7 +83,7 @@ struct StripeTask {
   const uint8_t* stripe;
   int64_t stripe_bytes;  // the distance between stripes
   int num_stripes;       // 1 or ProductKernel::tile_stripes
-  const uint8_t* ahead;  // weights to be prefetched
+  const uint8_t* ahead;  // weights that the task prefetches, unless it leaves that to the CPU
   int64_t ahead_bytes;
   int64_t ahead_step;  // bytes to be prefetched with each group of inputs of each block
   int64_t padded_inputs;
