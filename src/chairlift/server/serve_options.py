@@ -30,7 +30,8 @@ ACCESS_LOG_FORMATS: Final = ("text", "json", "none")
 
 
 def parse_root_path(text: str, name: str = "root_path") -> str:
-    """The path prefix below which a proxy publishes the server, without the slash at its end; raises ConfigError."""
+    """The path prefix below which a proxy publishes the server, without the slash at its end. Raises
+    ConfigError if it does not begin with a slash, or has other characters than a path of a URL."""
     prefix = text.rstrip("/")
     if ROOT_PATH_PATTERN.fullmatch(prefix) is None:
         raise ConfigError(f"{name}={text!r:.80} is not a path: write it as /chairlift, of letters, digits and - . _ ~")

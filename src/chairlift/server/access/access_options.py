@@ -33,8 +33,8 @@ def parse_hosts(text: str, name: str = "allowed_hosts") -> tuple[str, ...]:
 
 
 def parse_host(text: str) -> str:
-    """The pattern of a name or an address without a port, in the spelling in which browsers send it; raises
-    ConfigError. `*.example.com` matches every name below example.com, and `*` every host."""
+    """The pattern of a name or an address without a port, in the spelling in which browsers send it. Raises
+    ConfigError if it has another form. `*.example.com` matches every name below example.com, and `*` every host."""
     pattern = text.strip().lower()
     try:
         return f"[{ipaddress.IPv6Address(pattern.strip('[]'))}]"
@@ -89,7 +89,8 @@ class AccessOptions:
     """The access options of a server. Raises ConfigError if they contradict each other, or the keys cannot be loaded.
 
     Attributes:
-        keys: the accepted API keys. Default: those of `api_key` and `api_key_file`.
+        keys: the accepted API keys; a server without keys accepts every request. Default: those of `api_key` and
+            `api_key_file`.
     """
 
     OPTION_GROUP: ClassVar = "Access"
@@ -142,7 +143,9 @@ class AccessOptions:
 
     def load_tls(self) -> ssl.SSLContext | None:
         """Load the context of a server with TLS 1.2 and 1.3, without renegotiation; None without TLS. Raises
-        ConfigError. The files are read once, so a renewed certificate is used after a restart."""
+        ConfigError if a file cannot be read or has other contents, or the key is encrypted, belongs to another
+        certificate, or is weaker than OpenSSL accepts. The files are read once, so a renewed certificate is used after
+        a restart."""
         certfile, keyfile = self.ssl_certfile, self.ssl_keyfile
         if certfile is None or keyfile is None:
             return None

@@ -102,7 +102,8 @@ def new_secret() -> str:
 
 
 def key_record(secret: str, **given: object) -> dict[str, object]:
-    """The entry of a key file for a secret, with the other fields whose values are given; raises ConfigError."""
+    """The entry of a key file for a secret, with the other fields whose values are given. Raises ConfigError if
+    a field is invalid."""
     fields = {name: value for name, value in given.items() if value is not None}
     record = {"hash": f"{_HASH_PREFIX}{digest(secret).hex()}", **fields}
     parse_key(record, "key")
@@ -202,7 +203,7 @@ def _file_version(path: Path | None) -> tuple[int, int, int] | None:
 
 def load_keys(path: Path | None, secrets_given: Sequence[str] = ()) -> KeyRing:
     """Load the keys of a file, and add keys that are given as plain text. These are kept only to load the file again.
-    Raises ConfigError.
+    Raises ConfigError if the file cannot be read, or an entry or a secret is invalid.
 
     Args:
         path: a TOML file with an array of tables `keys`, or JSON lines (.jsonl). `hash` is the hexadecimal SHA-256.

@@ -117,7 +117,8 @@ class ModelOptions:
         return self.models_memory_bytes or int(available_memory() * MEMORY_SHARE)
 
     def specs(self, config: EngineConfig, api: ApiOptions) -> list[ModelSpec]:
-        """The models that are loaded on demand; raises ConfigError.
+        """The models that are loaded on demand. Raises ConfigError if no model is named, an option is unknown or
+        invalid, or two models have the same name.
 
         Args:
             config, api: the options of all models that have no others.

@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -149,22 +150,24 @@ def page_router(
         engine, cost = tracker.started, tracker.cost.line()
         if engine is None or cost is None:
             raise HTTPException(409, "too few steps to know their cost: send requests first, then try again")
-        is_cancelled = threading.Event()
-
-        def run() -> bytes:
-            events = simulate_policy(engine, cost, body.policy, body.requests, is_cancelled.is_set)
-            return b'{"object":"page.simulation","events":[%b]}' % b",".join(map(encode_event, events))
-
-        async def run_alone() -> Response:
-            async with simulating:
-                try:
-                    return Response(await asyncio.to_thread(run), media_type="application/json")
-                finally:
-                    is_cancelled.set()
-
-        return await cancel_on_disconnect(request.receive, run_alone())
+        run = partial(simulate_policy, engine, cost, body.policy, body.requests)
+        return await cancel_on_disconnect(request.receive, _simulate_alone(run, simulating))
 
     return routes
+
+
+async def _simulate_alone(run: Callable[[Callable[[], bool]], list[Event]], simulating: asyncio.Lock) -> Response:
+    """Run a simulation in a thread after those before it. It ends when this call is cancelled."""
+    is_cancelled = threading.Event()
+
+    def encoded() -> bytes:
+        return b'{"object":"page.simulation","events":[%b]}' % b",".join(map(encode_event, run(is_cancelled.is_set)))
+
+    async with simulating:
+        try:
+            return Response(await asyncio.to_thread(encoded), media_type="application/json")
+        finally:
+            is_cancelled.set()
 
 
 async def page_stream(
