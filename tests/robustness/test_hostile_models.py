@@ -39,7 +39,7 @@ HOSTILE_GGUFS: dict[str, tuple[bytes, str]] = {
     "a string longer than the file": (head(0, 1) + struct.pack("<Q", HUGE), "truncated"),
     "an array longer than the file": (head(0, 1) + KEY + struct.pack("<IIQ", ARRAY, STRING, 1 << 22), "truncated"),
     "an array that memory cannot hold": (head(0, 1) + FLOATS, "16777216 entries; the limit is 8388608"),
-    "arrays in arrays": (head(0, 1) + KEY + struct.pack("<IIQ", ARRAY, ARRAY, 1 << 40), "entries|array of type 9"),
+    "arrays in arrays": (head(0, 1) + KEY + struct.pack("<IIQ", ARRAY, ARRAY, 1 << 40), "is an array of arrays"),
     "a shape whose product overflows": (head(1, 0) + ENTRY + struct.pack("<IQ", 0, 0), "truncated"),
     "an offset that wraps around": (gguf_bytes({}, [("t", (1,), 0, HUGE)], DATA), "truncated"),
     "tensors that overlap": (gguf_bytes({}, [TENSOR, ("u", (8,), 0, 4096)], DATA), "token_embd.weight and u overlap"),
