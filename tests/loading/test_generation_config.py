@@ -52,7 +52,7 @@ def test_keys_of_a_gguf_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 
 
 def test_the_default_model(smollm2_gguf: Path) -> None:
-    metadata = GGUFFile(smollm2_gguf, metadata_only=True).metadata
+    metadata = GGUFFile(smollm2_gguf).metadata
     assert not any(key.startswith("general.sampling.") for key in metadata)
     files = resolve_model(None)
     assert load_sampling_defaults(files, "auto") == SamplingDefaults(temperature=0.2, top_p=0.9)

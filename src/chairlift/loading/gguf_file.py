@@ -147,10 +147,11 @@ def existing_parts(path: Path) -> list[Path]:
 class GGUFFile:
     """An open GGUF file, or all parts of a split model, whose tensors are mapped into memory.
 
+    The positions of the tensors are read when `tensors` is first used, so that neither `gguf` nor numpy is imported
+    before.
+
     Args:
         path: the file, or any of the parts.
-        metadata_only: read the positions of the tensors only when `tensors` is first used, so that neither `gguf` nor
-            numpy is imported before.
 
     Attributes:
         path: the file, or the first part.
@@ -161,13 +162,11 @@ class GGUFFile:
             order, or the files are not the parts of one model.
     """
 
-    def __init__(self, path: Path, *, metadata_only: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self._parts = [_GGUFPart(each) for each in existing_parts(path)]
         _check_parts(self._parts)
         self.path = self._parts[0].path
         self.metadata = self._parts[0].metadata
-        if not metadata_only:
-            self.tensors  # noqa: B018
 
     @cached_property
     def tensors(self) -> dict[str, GGUFTensor]:

@@ -181,7 +181,7 @@ def _connection_errors() -> list[type[Exception]]:
 
 @lru_cache(maxsize=1)
 def _open_gguf(path: Path, *stats: tuple[int, int]) -> GGUFFile:
-    return GGUFFile(path, metadata_only=True)
+    return GGUFFile(path)
 
 
 def open_gguf(path: Path) -> GGUFFile:
@@ -356,7 +356,7 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
     if files.kind == "gguf":
         from chairlift.loading.text.gguf_tokenizer import gguf_tokenizer
 
-        return gguf_tokenizer(GGUFFile(files.path, metadata_only=True))
+        return gguf_tokenizer(GGUFFile(files.path))
     from chairlift.loading.text.hf_tokenizer import folder_tokenizer
 
     return folder_tokenizer(files.path.parent if files.path.is_file() else files.path)

@@ -98,7 +98,7 @@ class DiskBlockStore:
         self._pending: dict[bytes, None] = {}
         self._bytes_per_second = FIRST_BANDWIDTH
         self._resume_writing = 0.0
-        self.num_loaded = self.num_saved = self.num_damaged = 0
+        self.num_saved = self.num_damaged = 0
         self._open()
         self._queue: queue.Queue[tuple[bytes, torch.Tensor] | None] = queue.Queue()
         self._writer = threading.Thread(target=self._write_all, name="chairlift-prefix-cache", daemon=True)
@@ -151,7 +151,6 @@ class DiskBlockStore:
             rows.append(row)
         if rows:
             self._copy(torch.stack(rows), block_ids[: len(rows)])
-            self.num_loaded += len(rows)
             seconds = max(1e-6, time.monotonic() - started)
             self._bytes_per_second = 0.5 * (self._bytes_per_second + len(rows) * self._block_bytes / seconds)
         return len(rows)

@@ -87,11 +87,11 @@ class ConfigFields:
             raise self.error(key, f"must be an integer between {low} and {high}, got {value!r}")
         return value
 
-    def number(self, key: str, default: Any = REQUIRED, *, low: float = 0.0, high: float = 1e12) -> float:
-        """Return a number above `low` and at most `high`."""
+    def number(self, key: str, default: Any = REQUIRED, *, high: float = 1e12) -> float:
+        """Return a number above 0 and at most `high`."""
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low < value <= high:
-            raise self.error(key, f"must be a number above {low:g} and at most {high:g}, got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= high:
+            raise self.error(key, f"must be a number above 0 and at most {high:g}, got {value!r}")
         return float(value)
 
     def flag(self, key: str, default: Any = REQUIRED) -> bool:
