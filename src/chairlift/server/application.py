@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.errors import ServerErrorMiddleware
@@ -145,9 +146,11 @@ def _add_routes(app: FastAPI, manager: ModelManager, admission: AdmissionControl
         ("Pages", page),
     )
     for tag, router in routers:
-        app.include_router(router, tags=[tag])
-    found = (route for _, router in routers for route in router.routes)
-    app.state.paths = sorted({route.path for route in found if isinstance(route, Route)})
+        for route in router.routes:
+            if isinstance(route, APIRoute):
+                route.tags = [tag]
+            app.routes.append(route)  # `include_router` would build each route again for the first request.
+    app.state.paths = sorted({route.path for route in app.routes if isinstance(route, Route)})
 
 
 async def _respond_to_error(request: Request, error: Exception) -> Response:
