@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, TypeVar
 
@@ -76,7 +76,7 @@ def print_result(
     machine = machine_facts()
     chosen = {name: value for name, value in options.items() if name != "json"}
     if as_json:
-        record = {"benchmark": benchmark, "machine": machine.to_dict(), "options": chosen, "results": results}
+        record = {"benchmark": benchmark, "machine": asdict(machine), "options": chosen, "results": results}
         print(json.dumps(record, default=str))
         return
     console = Console(width=120)

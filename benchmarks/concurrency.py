@@ -13,13 +13,12 @@ By context: batches of requests that all decode, beginning at about that many to
 with the prompt of the shorter context, which the prefix cache has, so only the new tokens are computed. The longest
 context is shortened if the measured steps would exceed the limit of the model.
 
-The script draws one figure, and prints two tables and one JSON line.
+The script draws one figure, and prints two tables.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 from collections.abc import Sequence
@@ -30,11 +29,11 @@ from statistics import median
 from typing import Any, Final
 
 import matplotlib as mpl
+from benchmarks.common import print_result
 from benchmarks.drawing import DOTS_PER_INCH, STYLE, WIDTH, line_style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, NullLocator
-from rich.console import Console
 from rich.table import Table
 
 from chairlift.config import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig
@@ -43,7 +42,6 @@ from chairlift.engine.startup.loaded_model import LoadedModel, load_model
 from chairlift.errors import ChairliftError, ConfigError
 from chairlift.events import EventList, Step
 from chairlift.lab.bench.driver import drive
-from chairlift.lab.bench.machine import machine_facts
 from chairlift.lab.metrics.run import summarize
 from chairlift.lab.tables import number
 from chairlift.lab.workload.arrivals import ArrivalProcess
@@ -308,6 +306,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--num-threads", type=int, help="number of CPU threads; default: all cores")
     default = Path(__file__).parents[1] / "docs" / "images" / "concurrency.png"
     parser.add_argument("--output", type=Path, default=default, help="the figure: .png or .svg")
+    parser.add_argument("--json", action="store_true")
     return parser.parse_args(arguments)
 
 
@@ -329,19 +328,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     decodes = measure_contexts(loaded, batch_sizes, contexts, args.steps, args.max_num_batched_tokens)
     with mpl.rc_context(STYLE):
         save(draw(loops, decodes), args.output)
-    console = Console()
-    console.print(concurrency_table(loops))
-    console.print(decode_table(decodes))
-    record: dict[str, Any] = {
-        "benchmark": "concurrency",
-        "machine": machine_facts().to_dict(),
-        "model": loaded.name,
-        "kv_cache_dtype": loaded.choice.kv_cache_dtype,
-        "max_num_batched_tokens": args.max_num_batched_tokens,
-        "concurrency": [asdict(loop) for loop in loops],
-        "contexts": [asdict(figures) for figures in decodes],
-    }
-    print(json.dumps(record))
+    options = {**vars(args), "model": loaded.name, "kv_cache_dtype": loaded.choice.kv_cache_dtype}
+    results = {"concurrency": list(map(asdict, loops)), "contexts": list(map(asdict, decodes))}
+    tables = [concurrency_table(loops), decode_table(decodes)]
+    print_result("concurrency", options, results, tables, as_json=args.json)
 
 
 if __name__ == "__main__":

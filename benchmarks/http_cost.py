@@ -26,7 +26,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
@@ -257,7 +257,7 @@ def _print_report(
         table.add_row("added by HTTP: ms", "", f"{added:.1f}")
     Console(width=120).print(table)
     figures = {
-        "machine": machine_facts().to_dict(),
+        "machine": asdict(machine_facts()),
         "workload": {name: getattr(arguments, name) for name in ("streams", "input_len", "output_len", "num_threads")},
         "output_tokens_per_s": {"llm": [a.tokens_per_s for a, _ in runs], "serve": [s.tokens_per_s for _, s in runs]},
         "lost_share": cost,

@@ -12,7 +12,6 @@ round to its run without readers.
 from __future__ import annotations
 
 import argparse
-import json
 import selectors
 import socket
 import subprocess
@@ -23,11 +22,9 @@ from contextlib import closing, contextmanager
 from statistics import median
 from typing import Final
 
+from benchmarks.common import print_result
 from benchmarks.http_cost import CostRun, ServeProcess, prompts
-from rich.console import Console
 from rich.table import Table
-
-from chairlift.lab.bench.machine import machine_facts
 
 SETTLE_SECONDS: Final = 1.0
 """Seconds between the connection of the readers and the load, in which they receive the history."""
@@ -129,19 +126,8 @@ def print_report(arguments: argparse.Namespace, runs: dict[int, list[CostRun]]) 
                 "throughput_ratio": speed_ratio,
             }
         )
-    machine = machine_facts()
-    console = Console(width=120)
-    console.print(
-        f"{machine.cpu}, {machine.num_cores} cores ({', '.join(machine.vector_flags)}); chairlift {machine.chairlift}, "
-        f"python {machine.python}, {machine.system}"
-    )
-    console.print(
-        f"{arguments.streams} streams of {arguments.input_len} prompt and {arguments.output_len} output tokens, "
-        f"{arguments.repeats} rounds, seeds 100 to {100 * arguments.repeats + max(arguments.readers)}"
-    )
-    console.print(table)
-    if arguments.json:
-        print(json.dumps({"page_cost": {"machine": machine.to_dict(), "rounds": records}}))
+    seeds = f"seeds 100 to {100 * arguments.repeats + max(arguments.readers)}"
+    print_result("page_cost", vars(arguments), records, [seeds, table], as_json=arguments.json)
 
 
 if __name__ == "__main__":

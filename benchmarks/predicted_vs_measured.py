@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 
 import numpy as np
@@ -146,7 +146,7 @@ def main() -> None:
     print(f"single steps of held-out runs: median error {median(step_errors):.1%}")
     result = {
         "benchmark": "predicted_vs_measured",
-        "machine": machine.to_dict(),
+        "machine": asdict(machine),
         "rounds": options.rounds,
         "rows": rows,
     }

@@ -11,13 +11,12 @@ includes the final norm), norm and rotation of heads to attention. A timer costs
 few hundred times in a step, nearly always inside the forward pass.
 
 The kernel sets alternate: in each round, each set runs its steps at every batch size, on requests with the same tokens.
-Prints medians over steps, the speed of the other sets relative to the first one, and one JSON line.
+Prints medians over steps, and the speed of the other sets relative to the first one.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from rich.console import Console
+from benchmarks.common import print_result
 from rich.table import Table
 
 from chairlift.config import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig
@@ -345,16 +344,12 @@ def main() -> None:
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--load-format", default="auto", help="auto or dummy (random weights)")
     parser.add_argument("--quantization", help="format of the weights of native kernels; default: those of the file")
+    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     model, profiles = profile_kernel_sets(args)
-    console = Console()
-    for name, profile in profiles.items():
-        console.print(step_table(name, profile))
-    if len(profiles) > 1:
-        console.print(relative_speed_table(profiles))
-    settings = {"model": model, "context": args.context, "steps": args.steps, "rounds": args.rounds}
-    facts = machine_facts().to_dict()
-    print(json.dumps({"benchmark": "profile_step", "machine": facts, **settings, "milliseconds": profiles}))
+    tables = [step_table(name, profile) for name, profile in profiles.items()]
+    tables += [relative_speed_table(profiles)] if len(profiles) > 1 else []
+    print_result("profile_step", {**vars(args), "model": model}, profiles, tables, as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -246,7 +246,7 @@ def format_cell(value: float | None) -> str:
 def to_record(args: argparse.Namespace, capacity: float, rows: Sequence[Measured]) -> Mapping[str, Any]:
     return {
         "benchmark": "queue_order",
-        "machine": machine_facts().to_dict(),
+        "machine": asdict(machine_facts()),
         "trace": None if args.trace is None else args.trace.name,
         "num_prompts": args.num_prompts,
         "seeds": args.seeds,

@@ -14,6 +14,7 @@ import gc
 import json
 import statistics
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 from chairlift.config import SchedulerConfig
@@ -99,7 +100,7 @@ def main() -> None:
             f"{sink:>6} {result.num_steps:9,} {result.seconds:10,.1f} {median:8.2f} {min(wall):7.2f} {max(wall):7.2f} "
             f"{result.num_steps / median:9,.0f} {'' if batch is None else f'{batch:.1f}':>6}"
         )
-    record = {"benchmark": "simulator_speed", "machine": facts.to_dict(), "options": vars(args), "rows": rows}
+    record = {"benchmark": "simulator_speed", "machine": asdict(facts), "options": vars(args), "rows": rows}
     print(json.dumps(record))
 
 

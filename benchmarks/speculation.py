@@ -12,7 +12,7 @@ Workloads:
 In every round the workload runs once with and once without speculative decoding, in alternating order, with the same
 number of concurrent requests and without a prefix cache. Both must return the same tokens. The result is the median of
 the ratios of the rounds; its range is a confidence interval of 1 - 2^(1 - rounds) for the median (94 % for 5 rounds, 97
-% for 6). The last line is JSON.
+% for 6).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from itertools import cycle, islice
 from statistics import median
 from typing import Any, Final
 
+from benchmarks.common import print_result
 from benchmarks.copying_prompts import copying_prompts, passages
-from rich.console import Console
 from rich.table import Table
 
 from chairlift import EngineConfig, SamplingParams
@@ -36,7 +36,6 @@ from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.events import EventList, Step
-from chairlift.lab.bench.machine import machine_caption, machine_facts, peak_rss_bytes
 
 SEED: Final = 0
 
@@ -184,24 +183,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--speculative-config", type=json.loads, default={"method": "ngram"})
+    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     results = compare(options)
-    table = Table(
-        title=f"Speculative decoding: {options.workload}, {options.model or 'default model'}",
-        caption=machine_caption(machine_facts(), peak_rss_bytes()),
-    )
+    table = Table(title=f"Speculative decoding: {options.workload}, {options.model or 'default model'}")
     for name in ("requests", "tokens/s without", "tokens/s with", "ratio", "draft tokens", "accepted"):
         table.add_column(name, justify="right")
     for result in results:
         table.add_row(*result.row())
-    Console().print(table)
-    record = {
-        "benchmark": "speculation",
-        "machine": machine_facts().to_dict(),
-        "options": vars(options),
-        "results": [result.to_dict() for result in results],
-    }
-    print(json.dumps(record))
+    records = [result.to_dict() for result in results]
+    print_result("speculation", vars(options), records, [table], as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -12,21 +12,19 @@ never be right. One request runs at a time:
 
 The prediction is the formula of `choose_counts` with the measured times of steps, for `draft-tokens` draft tokens:
 (1 + p + p^2 + ...) T(1) / (T(1 + draft-tokens) + draft-tokens x time of the draft model). A ratio is the speed relative
-to the run without speculative decoding in the same round, the median of the rounds. The last line is JSON.
+to the run without speculative decoding in the same round, the median of the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import median
 from typing import Any
 
-from rich.console import Console
+from benchmarks.common import print_result, spread
 from rich.table import Table
 
 from chairlift import EngineConfig, SamplingParams
@@ -34,7 +32,6 @@ from chairlift.core.speculation.draft_counts import DraftCost, choose_counts
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.events import EventList, Step
-from chairlift.lab.bench.machine import machine_caption, machine_facts
 from chairlift.worker.draft_model import DraftModel
 from chairlift.worker.model_runner import ModelRunner
 
@@ -165,33 +162,27 @@ def main() -> None:
     parser.add_argument("--prompt-len", type=int, default=128)
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     points, engine = measure(options)
     threshold = break_even(engine, options.draft_tokens)
     begin = "never verifies draft tokens" if threshold is None else f"verifies draft tokens from p = {threshold:.2f} on"
-    table = Table(
-        title=f"{options.draft_tokens} draft tokens; the engine {begin}",
-        caption=machine_caption(machine_facts(), None),
-    )
+    table = Table(title=f"{options.draft_tokens} draft tokens; the engine {begin}")
     for name in ("p", "predicted", "always", "limited", "steps with drafts"):
         table.add_column(name, justify="right")
     for point in points:
-        ratios = [f"{median(r):.2f} ({min(r):.2f} to {max(r):.2f})" for r in (point.always, point.limited)]
-        table.add_row(f"{point.probability:g}", f"{point.predicted:.2f}", *ratios, f"{point.share:.0%}")
-    Console().print(table)
+        measured = [spread(ratios) for ratios in (point.always, point.limited)]
+        table.add_row(f"{point.probability:g}", f"{point.predicted:.2f}", *measured, f"{point.share:.0%}")
     limits = engine.facts.scheduler_config
     assert limits.row_time is not None
     assert limits.draft_row_time is not None
     record = {
-        "benchmark": "speculation_break_even",
-        "machine": machine_facts().to_dict(),
-        "options": vars(options),
         "row_time": dict(limits.row_time.points),
         "draft_row_time": dict(limits.draft_row_time.points),
         "break_even": threshold,
         "points": [asdict(point) for point in points],
     }
-    print(json.dumps(record))
+    print_result("speculation_break_even", vars(options), record, [table], as_json=options.json)
 
 
 def _numbers(text: str) -> list[float]:

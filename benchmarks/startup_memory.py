@@ -175,7 +175,7 @@ def print_starts(starts: list[ServerStart], args: argparse.Namespace) -> None:
         name = what.removesuffix("_bytes").replace("_", " ")
         table.add_row(name, format_memory(int(median(sizes))), format_memory(max(sizes)))
     Console().print(table)
-    record = {"machine": machine_facts().to_dict(), "starts": [asdict(start) for start in starts]}
+    record = {"machine": asdict(machine_facts()), "starts": [asdict(start) for start in starts]}
     print(json.dumps(record))
 
 

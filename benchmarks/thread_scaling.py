@@ -19,7 +19,6 @@ and the cost of a barrier is proportional to the other threads, because each of 
 from __future__ import annotations
 
 import argparse
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,14 +27,14 @@ from statistics import median
 from typing import Final
 
 import torch
+from benchmarks.common import print_result
 from benchmarks.kernels import LAYERS, READ_BYTES, KernelWork, LinearPass, native_parts, numbers
 from benchmarks.products import layer_products
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 
 from chairlift.engine.startup.threads import default_num_threads
 from chairlift.kernels.cpu import load
-from chairlift.lab.bench.machine import machine_facts
 from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
 from chairlift.models.declaration.matrix_spec import LM_HEAD
 from chairlift.models.declaration.model_config import ModelConfig
@@ -198,6 +197,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=numbers, default=[4, 8, 16, 32, 64, 128], help="predicted numbers of threads")
     parser.add_argument("--bandwidth-limit", type=float, help="maximum GB/s of the memory of the predicted machine")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
 
@@ -215,24 +215,21 @@ def main() -> None:
     work = model_work(model, layers)
     result = measure(layers, args, work)
     scaling = result.scaling
-    console = Console(width=120)
-    console.print(
+    parts: list[RenderableType] = [
         f"{files.name}: {work.num_bytes / 1e6:,.0f} MB of weights, {work.num_jobs} jobs; a step with 1 row has "
-        f"{work.num_barriers(1)} barriers, with more than {MAX_ROWS_OF_EACH_THREAD} rows {work.num_barriers(64)}"
-    )
-    for n in args.measured:
-        console.print(
+        f"{work.num_barriers(1)} barriers, with more than {MAX_ROWS_OF_EACH_THREAD} rows {work.num_barriers(64)}",
+        *(
             f"{n} threads: reading {scaling.read[n] / 1e9:.1f} GB/s, products {scaling.rate[n] / 1e9:.0f} GOP/s, "
             f"barrier {scaling.barrier[n] * 1e6:.2f} µs"
-        )
-    console.print(measured_table(result, work, args.rows))
-    console.print(predicted_table(scaling, work, args.rows, args.threads))
+            for n in args.measured
+        ),
+        measured_table(result, work, args.rows),
+        predicted_table(scaling, work, args.rows, args.threads),
+    ]
     predicted = {n: {rows: scaling.seconds(work, rows, n) for rows in args.rows} for n in args.threads}
-    facts = machine_facts().to_dict()
-    settings = {"model": files.name, "format": args.format, "bandwidth_limit": args.bandwidth_limit}
     measured = {"read": scaling.read, "rate": scaling.rate, "barrier": scaling.barrier, "steps": result.steps}
     report = {"measured": measured, "predicted_seconds": predicted}
-    print(json.dumps({"benchmark": "thread_scaling", "machine": facts, **settings, **report}))
+    print_result("thread_scaling", {**vars(args), "model": files.name}, report, parts, as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -36,16 +36,16 @@ class WaitingServiceTally(ServiceTally):
         if isinstance(event, RequestArrived):
             self.waiting[event.tenant].add(event.request_id)
         elif isinstance(event, RequestFinished):
-            self.waiting[self._tenants[event.request_id]].discard(event.request_id)
+            self.waiting[self.tenants[event.request_id]].discard(event.request_id)
         elif isinstance(event, Step):
             for request_id in event.preempted:
-                self.waiting[self._tenants[request_id]].add(request_id)
+                self.waiting[self.tenants[request_id]].add(request_id)
             for request_id in event.admitted:
-                self.waiting[self._tenants[request_id]].discard(request_id)
+                self.waiting[self.tenants[request_id]].discard(request_id)
             self._compare()
 
-    def _serve(self, tenant: str, cost: float) -> None:
-        super()._serve(tenant, cost / self._weights.get(tenant, 1.0))
+    def add_service(self, tenant: str, cost: float) -> None:
+        super().add_service(tenant, cost / self._weights.get(tenant, 1.0))
 
     def _compare(self) -> None:
         """Extend the range of the difference of each pair of tenants that wait, and forget that of other pairs."""

@@ -126,7 +126,7 @@ def record(
     return {
         "benchmark": "peers",
         "peer": peer,
-        "machine": machine.to_dict(),
+        "machine": asdict(machine),
         "workload": workload.to_dict(),
         "settings": [_setting_record(entry) for entry in measured],
     }

@@ -56,15 +56,15 @@ def test_profile_step(tiny_model_dir: TinyModel) -> None:
 def test_profile_of_a_kernel_set(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture[str]) -> None:
     profile = script("profile_step")
     sizes = ["--batch-sizes", "1,2", "--context", "20", "--steps", "3", "--rounds", "2", "--num-threads", "1"]
-    arguments = ["--model", str(tiny_model_dir("opt")), "--kernels", "torch", *sizes]
+    arguments = ["--model", str(tiny_model_dir("opt")), "--kernels", "torch", "--json", *sizes]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["profile_step.py", *arguments])
         profile.main()
-    record = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert list(record["milliseconds"]) == ["torch"]
-    for by_batch_size in record["milliseconds"].values():
+    milliseconds = json.loads(capsys.readouterr().out)["results"]
+    assert list(milliseconds) == ["torch"]
+    for by_batch_size in milliseconds.values():
         assert list(by_batch_size) == ["1", "2"]
-        assert all(milliseconds > 0 for sections in by_batch_size.values() for milliseconds in sections.values())
+        assert all(value > 0 for sections in by_batch_size.values() for value in sections.values())
 
 
 def test_thread_scaling_extends_measured_speeds_to_more_threads() -> None:
@@ -88,9 +88,10 @@ def test_thread_scaling_compares_measured_with_predicted_steps(
         patch.setattr(sys, "argv", ["thread_scaling.py", "--model", str(tiny_model_dir("llama")), *sizes])
         patch.setattr(scaling, "READ_BYTES", 1 << 20)
         scaling.main()
-    output = capsys.readouterr().out
-    assert "PREDICTION, ms" in output
-    record = json.loads(output.splitlines()[-1])
+        assert "PREDICTION, ms" in capsys.readouterr().out
+        sys.argv.append("--json")
+        scaling.main()
+    record = json.loads(capsys.readouterr().out)["results"]
     assert list(record["predicted_seconds"]) == ["4", "128"]
     assert list(record["measured"]["steps"]) == ["1", "2"]
     assert all(seconds > 0 for steps in record["measured"]["steps"].values() for seconds in steps.values())
@@ -165,9 +166,9 @@ def test_page_cost(
     monkeypatch.setattr("benchmarks.http_cost.VOCABULARY", range(3, 200))
     monkeypatch.setattr(sys, "argv", ["page_cost.py", folder, *sizes, "--readers", "0", "2", "--json"])
     page_cost.main()
-    output = capsys.readouterr().out
-    assert f"python {platform.python_version()}" in output
-    none, two = json.loads(output.splitlines()[-1])["page_cost"]["rounds"]
+    record = json.loads(capsys.readouterr().out)
+    assert record["machine"]["python"] == platform.python_version()
+    none, two = record["results"]
     assert (none["readers"], two["readers"]) == (0, 2)
     assert none["cpu_ratio"] == none["throughput_ratio"] == 1
     assert len(two["output_tokens_per_s"]) == 1
@@ -189,8 +190,8 @@ def test_concurrency(tiny_model_dir: TinyModel, tmp_path: Path, capsys: pytest.C
         "--num-threads",
         "1",
     ]
-    concurrency.main(["--model", str(tiny_model_dir("llama")), "--output", str(picture), *sizes])
-    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    concurrency.main(["--model", str(tiny_model_dir("llama")), "--output", str(picture), "--json", *sizes])
+    record = json.loads(capsys.readouterr().out)["results"]
     assert [figures["concurrency"] for figures in record["concurrency"]] == [1, 3]
     assert [figures["num_requests"] for figures in record["concurrency"]] == [4, 6]
     assert record["concurrency"][0]["mean_batch_size"] == 1
@@ -234,9 +235,9 @@ def test_speculation(tiny_model_dir: TinyModel, tmp_path: Path, capsys: pytest.C
     model = with_byte_tokenizer(folder, tmp_path / "model")
     arguments = ["--model", str(model), "--workload", "prose", "--concurrency", "1,3", "--num-prompts", "3"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["speculation.py", *arguments, "--max-tokens", "12", "--rounds", "2"])
+        patch.setattr(sys, "argv", ["speculation.py", *arguments, "--max-tokens", "12", "--rounds", "2", "--json"])
         script("speculation").main()
-    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    record = json.loads(capsys.readouterr().out)
     assert [result["concurrency"] for result in record["results"]] == [1, 3]
     assert all(len(result["ratios"]) == 2 and result["ratio"] > 0 for result in record["results"])
 
@@ -252,9 +253,9 @@ def test_speculation_break_even(tiny_model_dir: TinyModel, capsys: pytest.Captur
     model = str(tiny_model_dir("llama"))
     arguments = ["--model", model, "--draft-model", model, "--prompt-len", "20", "--output-len", "30"]
     with pytest.MonkeyPatch.context() as patch:
-        few = ["--probabilities", "0,1", "--rounds", "1", "--draft-tokens", "2"]
+        few = ["--probabilities", "0,1", "--rounds", "1", "--draft-tokens", "2", "--json"]
         patch.setattr(sys, "argv", ["speculation_break_even.py", *arguments, *few])
         script("speculation_break_even").main()
-    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    record = json.loads(capsys.readouterr().out)["results"]
     assert [point["probability"] for point in record["points"]] == [0.0, 1.0]
     assert record["points"][0]["predicted"] < record["points"][1]["predicted"]

@@ -87,7 +87,7 @@ class BenchmarkResult:
         """The result for JSON, in seconds, bytes and shares."""
         return {
             "benchmark": self.benchmark,
-            "machine": self.machine.to_dict(),
+            "machine": asdict(self.machine),
             "workload": asdict(self.options),
             "systems": {name: self._system(name) for name in self.runs},
             "peak_rss_bytes": self.peak_rss_bytes,

@@ -6,9 +6,9 @@ import platform
 import re
 import resource
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 
@@ -56,9 +56,6 @@ class MachineFacts:
     chairlift: str
     torch: str
     python: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def machine_facts() -> MachineFacts:

@@ -27,6 +27,7 @@ class ServiceTally:
 
     Attributes:
         services: the service of each tenant.
+        tenants: the tenant of each request.
         gap: the difference between the largest and the smallest service; largest_gap: the largest one after a step.
     """
 
@@ -34,12 +35,12 @@ class ServiceTally:
         self.services: dict[str, float] = defaultdict(float)
         self.gap = self.largest_gap = 0.0
         self._end = end
-        self._tenants: dict[str, str] = {}
+        self.tenants: dict[str, str] = {}
         self._prompts: dict[str, int] = {}
 
     def emit(self, event: Event) -> None:
         if isinstance(event, RequestArrived):
-            self._tenants[event.request_id] = event.tenant
+            self.tenants[event.request_id] = event.tenant
             self._prompts[event.request_id] = event.num_prompt_tokens
             self.services[event.tenant] += 0.0
         elif isinstance(event, Step) and event.time <= self._end:
@@ -51,11 +52,11 @@ class ServiceTally:
         num_computed = dict(zip(step.request_ids, step.num_computed, strict=True))
         for request_id in step.admitted:
             if (prompt_len := self._prompts.pop(request_id, None)) is not None:
-                self._serve(
-                    self._tenants[request_id], PROMPT_TOKEN_COST * (prompt_len - num_computed.get(request_id, 0))
+                self.add_service(
+                    self.tenants[request_id], PROMPT_TOKEN_COST * (prompt_len - num_computed.get(request_id, 0))
                 )
         for request_id, num_new in zip(step.request_ids, step.num_new, strict=True):
-            self._serve(self._tenants[request_id], OUTPUT_TOKEN_COST * num_new)
+            self.add_service(self.tenants[request_id], OUTPUT_TOKEN_COST * num_new)
 
-    def _serve(self, tenant: str, cost: float) -> None:
+    def add_service(self, tenant: str, cost: float) -> None:
         self.services[tenant] += cost
