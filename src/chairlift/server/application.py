@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.errors import ServerErrorMiddleware
@@ -135,21 +134,17 @@ def _add_middlewares(app: FastAPI, options: ServeOptions) -> None:
 
 
 def _add_routes(app: FastAPI, manager: ModelManager, admission: AdmissionController, options: ServeOptions) -> None:
-    page = page_router(manager, admission, options.has_page_control, options.simulate_policy)
     routers = (
-        ("Generation and embeddings", make_router(ENDPOINTS, EndpointCaller(manager, admission))),
-        ("Models", models.router(manager)),
-        ("Engine and requests", engine.router(manager, admission)),
-        ("Engine and requests", requests.router(manager, admission)),
-        ("Health", health.router(manager, admission)),
-        ("Pages", file_router()),
-        ("Pages", page),
+        make_router(ENDPOINTS, EndpointCaller(manager, admission)),
+        models.router(manager),
+        engine.router(manager, admission),
+        requests.router(manager, admission),
+        health.router(manager, admission),
+        file_router(),
+        page_router(manager, admission, options.has_page_control, options.simulate_policy),
     )
-    for tag, router in routers:
-        for route in router.routes:
-            if isinstance(route, APIRoute):
-                route.tags = [tag]
-            app.routes.append(route)  # `include_router` would build each route again for the first request.
+    for router in routers:
+        app.routes.extend(router.routes)  # `include_router` would build them again for the first request.
     app.state.paths = sorted({route.path for route in app.routes if isinstance(route, Route)})
 
 

@@ -84,7 +84,7 @@ class EngineView(BaseModel):
 
 def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
     """The endpoints of the engines: their states and events for admin keys, and their metrics for all keys."""
-    routes = APIRouter()
+    routes = APIRouter(tags=["Engine and requests"])
     registry = CollectorRegistry()
     registry.register(_AllMetrics(manager))
 

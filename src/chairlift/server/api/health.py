@@ -70,7 +70,7 @@ def engine_obstacle(status: EngineStatus, *, is_admin: bool) -> str | None:
 
 def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
     """The routes that a load balancer or an orchestrator checks."""
-    routes = APIRouter()
+    routes = APIRouter(tags=["Health"])
 
     @routes.api_route(
         "/ping", methods=["GET", "HEAD", "POST"], include_in_schema=False, response_model_exclude_none=True

@@ -94,7 +94,7 @@ class ModelList(BaseModel):
 
 def router(manager: ModelManager) -> APIRouter:
     """The routes that list the models, and for admin keys those that load and unload them (llama.cpp)."""
-    routes = APIRouter()
+    routes = APIRouter(tags=["Models"])
 
     @routes.get("/v1/models/", include_in_schema=False)
     @routes.get("/v1/models")

@@ -102,7 +102,7 @@ class ExplanationView(BaseModel):
 
 def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
     """Create the endpoints below /v1/requests. A key can read the requests of its tenant; an admin key can read all."""
-    routes = APIRouter()
+    routes = APIRouter(tags=["Engine and requests"])
 
     @routes.get("/v1/requests")
     async def list_requests(request: Request) -> RequestList:

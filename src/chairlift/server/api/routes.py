@@ -158,7 +158,7 @@ def parse_large_json(body_type: type[Body], raw: bytes) -> Body:
 
 
 def make_router(endpoints: Iterable[Endpoint[Any]], caller: EndpointCaller) -> APIRouter:
-    routes = APIRouter()
+    routes = APIRouter(tags=["Generation and embeddings"])
     for endpoint in endpoints:
         for path in (endpoint.path, *endpoint.aliases):
             add_body_route(

@@ -46,13 +46,10 @@ def error_response(scope: Scope, status: int, info: ErrorInfo, headers: Mapping[
 
 
 def error_models(*statuses: int, path: str = "") -> dict[int | str, dict[str, Any]]:
-    """The description of errors of a path with these statuses, as the argument `responses` of a route.
-
-    The first one names the model of all, because FastAPI builds a validator for each named model.
-    """
-    form = error_form(path)
-    reference = {"application/json": {"schema": {"$ref": f"#/components/schemas/{form.__name__}"}}}
-    return {status: {"model": form} if status == statuses[0] else {"content": reference} for status in statuses}
+    """The description of errors of a path with these statuses, as the argument `responses` of a route. The first one
+    names the model for all of them, because FastAPI builds a validator for each model."""
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error_form(path).__name__}"}}}
+    return {each: {"model": error_form(path)} if each == statuses[0] else {"content": content} for each in statuses}
 
 
 def error_info(error: Exception, *, is_admin: bool = False) -> tuple[int, ErrorInfo]:
