@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import chairlift
@@ -26,7 +27,7 @@ def test_facts() -> None:
     assert facts.chairlift == chairlift.__version__
     assert facts.num_cores >= 1
     assert facts.memory_bytes > 1 << 28
-    assert json.loads(json.dumps(facts.to_dict()))["torch"] == facts.torch
+    assert json.loads(json.dumps(asdict(facts)))["torch"] == facts.torch
 
 
 def test_the_first_cpu_speaks_for_all(tmp_path: Path) -> None:
