@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -349,7 +349,7 @@ def test_the_report_has_tables_and_one_json_line(result: Compared, capsys: pytes
     *lines, last = capsys.readouterr().out.splitlines()
     record = json.loads(last)
     assert record["benchmark"] == "compare"
-    assert record["machine"] == result[0].machine.to_dict()
+    assert record["machine"] == asdict(result[0].machine)
     assert record["workload"]["seed"] == 0
     assert record["tokens"] == {
         "same": True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,7 @@ def test_the_report_has_a_table_and_one_json_line(
     *table, last = capsys.readouterr().out.splitlines()
     record = json.loads(last)
     assert record["benchmark"] == "latency"
-    assert record["machine"] == result.machine.to_dict()
+    assert record["machine"] == asdict(result.machine)
     (system,) = record["systems"].values()
     assert system["engine"]["num_blocks"] == 20
     assert record["workload"]["batch_size"] == [3]

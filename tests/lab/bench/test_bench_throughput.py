@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def test_the_report_has_a_table_and_one_json_line(
     assert record["workload"]["input_len"] == "uniform:5..40"
     (system,) = record["systems"].values()
     assert system["engine"]["num_blocks"] == 64
-    assert record["machine"] == result.machine.to_dict()
+    assert record["machine"] == asdict(result.machine)
     assert set(system["results"]) == {metric.key for metric in REPORTED_METRICS}
     assert system["results"]["output_tokens_per_s"]["median"] > 0
     assert len(system["runs"]) == 2
