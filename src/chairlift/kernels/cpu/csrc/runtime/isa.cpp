@@ -52,7 +52,7 @@ std::vector<const IsaTable*> tables() {
   if (has_avx_vnni) found.push_back(&avx_vnni::table());
   if (has_avx2) found.push_back(&avx2::kTable);
 #endif
-  found.push_back(&portable::kTable);
+  found.push_back(&CHAIRLIFT_LEAST_ISA::kTable);
 #if defined(CHAIRLIFT_X86)
   if (has_avx2) found.push_back(&amx_emulated::table());
 #endif

@@ -22,7 +22,10 @@ struct IsaTable {
 
 // A table of other functions than those of its base is made by the first call, because a global would be initialized with
 // instructions that the CPU may not have.
-namespace portable { extern const IsaTable kTable; }
+#ifndef CHAIRLIFT_LEAST_ISA  // that of every CPU
+#define CHAIRLIFT_LEAST_ISA portable
+#endif
+namespace CHAIRLIFT_LEAST_ISA { extern const IsaTable kTable; }
 #if defined(CHAIRLIFT_X86)
 namespace avx2 { extern const IsaTable kTable; }
 namespace avx_vnni { const IsaTable& table(); }
