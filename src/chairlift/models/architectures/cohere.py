@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
-from chairlift.models.reading.architecture import Architecture, StoredName
+from chairlift.models.reading.architecture import PAIRED_QUERIES_AND_KEYS, Architecture
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.gguf_header import GGUF_NAMES
 from chairlift.models.reading.layer_fields import read_windows
@@ -71,8 +71,5 @@ COHERE: Final = Architecture(
     gguf_readers={"command-r": _READER, "cohere2": _READER2},
     gguf_names=GGUF_NAMES,
     gguf_interleaved=frozenset(("command-r", "cohere2")),
-    stacked_names={
-        name: StoredName(name, block="pair")
-        for name in ("model.layers.{}.self_attn.q_proj", "model.layers.{}.self_attn.k_proj")
-    },
+    stacked_names=PAIRED_QUERIES_AND_KEYS,
 )

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, Final
 
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
-from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture, HFReader
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
@@ -88,9 +87,6 @@ class GemmaConfigReader(LlamaConfigReader):
         fields.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
         return "gelu_tanh"
 
-    def _rope(self, fields: ConfigFields) -> RopeConfig:
-        return RopeConfig() if self.name == "gemma3" else super()._rope(fields)  # Each layer of Gemma 3 has its own.
-
 
 def _windows(fields: ConfigFields, layers: int, pattern: int, gguf_default: int | None = None) -> Sequence[int | None]:
     default = gguf_default if gguf_default is not None and isinstance(fields, GGUFHeader) else REQUIRED
@@ -112,6 +108,7 @@ READER3: Final = GemmaConfigReader(
     partial(_windows, pattern=6, gguf_default=0),
     norms=NORMS,
     qk_norm="heads",
+    reads_rope=False,
     defaults=DEFAULTS | {"max_position_embeddings": 131_072, "vocab_size": 262_208},
 )
 

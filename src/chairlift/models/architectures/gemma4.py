@@ -204,9 +204,6 @@ class Gemma4ConfigReader(LlamaConfigReader):
         fields.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
         return "gelu_tanh"
 
-    def _rope(self, fields: ConfigFields) -> RopeConfig:
-        return RopeConfig()  # Each layer has its own.
-
 
 class UnifiedConfigReader(Gemma4ConfigReader):
     """The same of the text model of a model without encoders (gemma-4-12B), which has other defaults, and no inputs for
@@ -411,13 +408,14 @@ def _read_of_layers(fields: ConfigFields, key: str, layers: int) -> list[int]:
 # -- names -----------------------------------------------------------------------------------------------------------
 
 _READER: Final = Gemma4ConfigReader(
-    "gemma4", _read_windows, norms=NORMS, qk_norm="heads", experts=_read_experts, defaults=DEFAULTS
+    "gemma4", _read_windows, norms=NORMS, qk_norm="heads", reads_rope=False, experts=_read_experts, defaults=DEFAULTS
 )
 _UNIFIED: Final = UnifiedConfigReader(
     "gemma4",
     _read_windows,
     norms=NORMS,
     qk_norm="heads",
+    reads_rope=False,
     experts=_read_experts,
     defaults=DEFAULTS | {"hidden_size_per_layer_input": 0, "max_position_embeddings": 262_144, "sliding_window": 1024},
 )

@@ -22,14 +22,13 @@ from chairlift.models.reading.architecture import Architecture, StoredName
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import read_head_dim
-from chairlift.models.reading.llama_sizes import LlamaSizes, NormNames
+from chairlift.models.reading.llama_sizes import NormNames
 from chairlift.models.reading.rope_fields import read_partial_rope
 
 NORMS: Final = NormNames(
     after_attention="post_self_attn_layernorm",
     after_mlp="post_mlp_layernorm",
 )
-FUSED: Final = ("gate_up_proj",)
 ROTATED_SHARE: Final = 0.5
 
 
@@ -47,9 +46,6 @@ def _read_rope(fields: ConfigFields) -> RopeConfig:
 
 class Glm4ConfigReader(LlamaConfigReader):
     """The reader of GLM-4-0414."""
-
-    def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
-        return replace(super().read_sizes(fields), fused_projections=FUSED)
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
         return _read_rope(fields)
@@ -75,7 +71,12 @@ class Glm4MoeConfigReader(DeepseekConfigReader):
 
 
 _READER: Final = Glm4ConfigReader(
-    "glm4", no_windows, output_bias_key=None, norms=NORMS, defaults={"head_dim": 128, "attention_bias": True}
+    "glm4",
+    no_windows,
+    output_bias_key=None,
+    norms=NORMS,
+    fused_projections=("gate_up_proj",),
+    defaults={"head_dim": 128, "attention_bias": True},
 )
 _MOE_READER: Final = Glm4MoeConfigReader(
     "glm4_moe", no_windows, output_bias_key=None, has_latent=False, num_dense_layers=1

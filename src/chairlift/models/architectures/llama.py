@@ -1,18 +1,19 @@
-"""Llama, Mistral, Qwen2, Qwen3 and AFM (Arcee): `LlamaSizes` with SiLU.
+"""Llama, Mistral, Qwen2, Qwen3, AFM (Arcee), Seed-OSS (ByteDance) and ERNIE 4.5 (Baidu): `LlamaSizes` with SiLU.
 
-Mistral adds a sliding window, Qwen2 biases of q, k and v, and Qwen3 a norm of each query and key head. AFM has the
-square of ReLU without a gate.
+Mistral adds a sliding window, Qwen2 and Seed-OSS biases of q, k and v, and Qwen3 a norm of each query and key head. AFM
+has the square of ReLU without a gate. ERNIE 4.5, without experts, has the two dimensions of a rotated pair in adjacent
+rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.reading.architecture import Architecture
+from chairlift.models.reading.architecture import PAIRED_QUERIES_AND_KEYS, Architecture
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, exact_quotient
 from chairlift.models.reading.expert_fields import read_experts
 from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
@@ -34,7 +35,8 @@ class LlamaConfigReader:
         qkv_bias: whether q, k and v have biases, or None to read `attention_bias`.
         output_bias_key: without `qkv_bias`, the field that says whether the output projection has a bias; None if it
             has none.
-        norms, qk_norm, activation, gated: see LlamaSizes.
+        norms, qk_norm, activation, gated, fused_projections: see LlamaSizes.
+        reads_rope: whether all layers have the same rotary embedding, which `rope` of LlamaSizes is.
         experts: (fields, the sizes without experts) -> the experts of a layer; None for a model without them.
         has_recurrence: whether layers of a GGUF file may have no heads.
         has_latent: whether V has another width than K.
@@ -49,6 +51,8 @@ class LlamaConfigReader:
     qk_norm: QKNormKind | None = None
     activation: str = "silu"
     gated: bool = True
+    fused_projections: Collection[str] = ()
+    reads_rope: bool = True
     experts: Callable[[ConfigFields, LlamaSizes], ExpertSizes | None] | None = None
     default_theta: float = 10_000.0
     inner_key: str = "intermediate_size"
@@ -87,7 +91,8 @@ class LlamaConfigReader:
             sliding_windows=self.windows(fields, layers),
             activation=self._activation(fields),
             gated=self.gated,
-            rope=self._rope(fields),
+            fused_projections=self.fused_projections,
+            rope=self._rope(fields) if self.reads_rope else RopeConfig(),
             tie_word_embeddings=fields.flag("tie_word_embeddings", False),
             qkv_bias=qkv_bias,
             output_bias=output_bias,
@@ -156,6 +161,15 @@ def read_gguf_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes | 
     return None if fields.get("num_experts", 0) == 0 else read_experts(fields, "chosen", sizes.intermediate_size)
 
 
+class Ernie45ConfigReader(LlamaConfigReader):
+    """The reader of the `config.json` of ERNIE 4.5, which has one field for all biases."""
+
+    def _biases(self, fields: ConfigFields) -> tuple[bool, bool, bool]:
+        super()._biases(fields)  # Rejects the fields of other models.
+        bias = fields.flag("use_bias", False)
+        return bias, bias, bias
+
+
 _ARCEE: Final = LlamaConfigReader("arcee", no_windows, reads_mlp_bias=True, activation="relu2", gated=False)
 
 LLAMA: Final = Architecture(
@@ -176,4 +190,34 @@ LLAMA: Final = Architecture(
     },
     gguf_names=GGUF_NAMES,
     gguf_interleaved=frozenset(("llama", "arcee")),
+)
+SEED_OSS: Final = Architecture(
+    name="seed_oss",
+    hf_readers={
+        "SeedOssForCausalLM": LlamaConfigReader(
+            "seed_oss",
+            no_windows,
+            output_bias_key="attention_out_bias",
+            reads_mlp_bias=True,
+            defaults={"attention_bias": True, "head_dim": 128, "num_key_value_heads": 8},
+        )
+    },
+    gguf_readers={"seed_oss": LlamaConfigReader("seed_oss", uniform_windows)},
+    gguf_names={**GGUF_NAMES, "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm"},
+)
+ERNIE45: Final = Architecture(
+    name="ernie4_5",
+    hf_readers={
+        "Ernie4_5ForCausalLM": Ernie45ConfigReader(
+            "ernie4_5",
+            no_windows,
+            qkv_bias=False,
+            default_theta=500_000.0,
+            defaults={"head_dim": 128, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "tie_word_embeddings": True},
+        )
+    },
+    gguf_readers={"ernie4_5": LlamaConfigReader("ernie4_5", uniform_windows)},
+    gguf_names=GGUF_NAMES,
+    gguf_interleaved=frozenset(("ernie4_5",)),
+    stacked_names=PAIRED_QUERIES_AND_KEYS,
 )

@@ -8,7 +8,6 @@ from typing import Final, Literal
 
 from chairlift.kernels.routing import ExpertRouting
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
-from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.feed_forward_spec import FeedForwardSpec, RouterSpec, declare_network
 from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec
 from chairlift.models.declaration.matrix_spec import EXPERTS, MLP, ROUTER, MatrixSpec, NormSpec
@@ -58,9 +57,6 @@ class NemotronHConfigReader(LlamaConfigReader):
     def _activation(self, fields: ConfigFields) -> str:
         return fields.choice("mlp_hidden_act", ("relu2",), "relu2")
 
-    def _rope(self, fields: ConfigFields) -> RopeConfig:
-        return RopeConfig()  # No layer has one.
-
     def _biases(self, fields: ConfigFields) -> tuple[bool, bool, bool]:
         if isinstance(fields, GGUFHeader):  # The first layer may have no network.
             return False, False, any(name.endswith("ffn_up.bias") for name in fields.tensor_names)
@@ -72,6 +68,7 @@ _READER: Final = NemotronHConfigReader(
     no_windows,
     qkv_bias=False,
     reads_mlp_bias=True,
+    reads_rope=False,
     eps_key="layer_norm_epsilon",
     defaults={"head_dim": 128, "layer_norm_epsilon": 1e-5},
     has_recurrence=True,

@@ -1,18 +1,19 @@
 """OLMo 2, OLMo 3 and OLMo Hybrid (Ai2, 2024 to 2026): `LlamaSizes` with norms after each branch, and norms of query and
-key across heads.
+key across heads; and EXAONE 4 (LG AI Research, 2025), which is OLMo 2 with a norm of each query and key head.
 
 OLMo 3 adds windows in three of four layers, whose rotary embedding is not scaled. OLMo Hybrid has the gated delta rule
-in three of four layers, whose norms are before each branch, and no positions.
+in three of four layers, whose norms are before each branch, and no positions. EXAONE 4 with 32 billion parameters has
+windows in three of four layers, and no rotary embedding in the others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
-from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.matrix_spec import NormSpec
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.declaration.recurrence_spec import RecurrenceSpec
@@ -47,8 +48,13 @@ class Olmo3ConfigReader(LlamaConfigReader):
         sizes = super().read_sizes(fields)
         return sizes.with_layer_ropes(*read_layer_ropes(fields, fields.number("rope_theta", THETA), THETA))
 
-    def _rope(self, fields: ConfigFields) -> RopeConfig:
-        return RopeConfig()  # Each layer has its own.
+
+class Exaone4ConfigReader(LlamaConfigReader):
+    """The reader of EXAONE 4."""
+
+    def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
+        sizes = super().read_sizes(fields)
+        return sizes.with_layer_ropes(sizes.rope, None)
 
 
 class OlmoHybridConfigReader(LlamaConfigReader):
@@ -86,7 +92,16 @@ def _declare_delta(delta: DeltaSizes, hidden_size: int, index: int) -> Recurrenc
     )
 
 
-_OLMO3: Final = Olmo3ConfigReader("olmo3", partial(read_windows, pattern=4, default=4096), norms=NORMS, qk_norm="rows")
+def _exaone_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
+    """Return the window of each layer; empty without windows, where every layer has a rotary embedding."""
+    windows = read_windows(fields, layers, pattern=4, default=4096)
+    return () if fields.window(4096) is None else windows
+
+
+_EXAONE4: Final = Exaone4ConfigReader("exaone4", _exaone_windows, qkv_bias=False, norms=NORMS, qk_norm="heads")
+_OLMO3: Final = Olmo3ConfigReader(
+    "olmo3", partial(read_windows, pattern=4, default=4096), norms=NORMS, qk_norm="rows", reads_rope=False
+)
 """Every fourth layer has no window. In GGUF files OLMo 2 is OLMo 3 without windows."""
 
 OLMO: Final = Architecture(
@@ -106,4 +121,10 @@ OLMO: Final = Architecture(
         "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
         "model.layers.{}.post_feedforward_layernorm": "blk.{}.post_ffw_norm",
     },
+)
+EXAONE4: Final = Architecture(
+    name="exaone4",
+    hf_readers={"Exaone4ForCausalLM": _EXAONE4},
+    gguf_readers={"exaone4": _EXAONE4},
+    gguf_names=OLMO.gguf_names,
 )

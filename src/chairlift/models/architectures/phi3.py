@@ -35,7 +35,7 @@ class Phi3ConfigReader(LlamaConfigReader):
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
         for key in ("interpolate_factor", "full_attn_mod"):
             fields.allow_only(key, 1, "the reference implementation ignores this option")
-        return replace(super().read_sizes(fields), fused_projections=FUSED)
+        return super().read_sizes(fields)
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
         head_dim = read_head_dim(fields, fields.uniform("num_attention_heads"))
@@ -120,7 +120,7 @@ def _read_gguf_rope(header: GGUFHeader, head_dim: int) -> RopeConfig:
     )
 
 
-READER: Final = Phi3ConfigReader("phi3", uniform_windows, qkv_bias=False)
+READER: Final = Phi3ConfigReader("phi3", uniform_windows, qkv_bias=False, fused_projections=FUSED)
 
 PHI3: Final = Architecture(
     name="phi3",

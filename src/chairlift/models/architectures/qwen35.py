@@ -160,14 +160,10 @@ class Qwen35ConfigReader(LlamaConfigReader):
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
         sizes = super().read_sizes(fields)
         dtype = "dtype" if fields.get("dtype") is not None else "torch_dtype"
-        return replace(
-            sizes,
-            rope=read_partial_rope(fields, self.default_theta, ROTATED_SHARE),
-            dtype=fields.get(dtype, "float32"),
-        )
+        return replace(sizes, dtype=fields.get(dtype, "float32"))
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
-        return RopeConfig()  # `read_sizes` reads it, which knows the size of a head.
+        return read_partial_rope(fields, self.default_theta, ROTATED_SHARE)
 
 
 def _read_predictor(fields: ConfigFields) -> PredictorNames | None:

@@ -72,6 +72,12 @@ class StoredName(NamedTuple):
         return selected
 
 
+PAIRED_QUERIES_AND_KEYS: Final = {
+    name: StoredName(name, block="pair")
+    for name in ("model.layers.{}.self_attn.q_proj", "model.layers.{}.self_attn.k_proj")
+}
+"""The `stacked_names` of an architecture whose files have the two dimensions of a rotated pair in adjacent rows."""
+
 HFReader = Callable[[ConfigFields], ModelConfig]
 """Reads every property of a `config.json` that the declaration covers. A property that it does not read is an error."""
 
