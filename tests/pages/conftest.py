@@ -39,6 +39,16 @@ def server(smollm2_gguf: Path) -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="session")
+def live(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
+    """A tiny model without keys, with bursts and the simulator, for tests of pages that show no text."""
+    folder = tiny_model_dir("llama", max_position_embeddings=1024)
+    options = {"num_kv_blocks": 1000, "num_threads": 1, "max_num_seqs": 8, "max_num_batched_tokens": 256}
+    llm = AsyncLLM(model=str(folder), skip_tokenizer_init=True, **options)
+    with run_server(llm, "tiny", page_control=True, simulate_policy=simulate_policy) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def recurrent(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
     """A tiny model with recurrent layers."""
     llm = AsyncLLM(

@@ -51,10 +51,10 @@ def shows_tokens_of_a_step(page: Page, gate: StepGate) -> bool:
     return re.search("[1-9]", page.inner_text("#figure-tokens")) is not None
 
 
-def test_lanes_map_queue_and_figures_follow_a_burst(page: Page, server: RunningServer) -> None:
-    open_page(page, server)
+def test_lanes_map_queue_and_figures_follow_a_burst(page: Page, live: RunningServer) -> None:
+    open_page(page, live)
     expect(page.locator("#status")).to_have_text("Live")
-    with server.hold_steps() as gate:
+    with live.hold_steps() as gate:
         send_burst(page)
         gate.allow(4)
         expect(page.locator("#figure-running")).to_have_text("8 / 8")
@@ -67,16 +67,16 @@ def test_lanes_map_queue_and_figures_follow_a_burst(page: Page, server: RunningS
         expect(page.locator("#batch tr")).to_have_count(8)
         page.locator("#batch button").nth(3).click()
         expect(page.locator("#facts")).to_contain_text("KV memory")
-    wait_for(lambda: not server.llm.num_unfinished)
+    wait_for(lambda: not live.llm.num_unfinished)
     expect(page.locator("#figure-running")).to_have_text("0 / 8")
     expect(page.locator("#facts")).to_contain_text("finished (length)")
     assert _num_colors(page, "#lanes") >= 4
 
 
 def test_recurrent_states_and_checkpoints_are_below_the_blocks(
-    page: Page, server: RunningServer, recurrent: RunningServer
+    page: Page, live: RunningServer, recurrent: RunningServer
 ) -> None:
-    open_page(page, server)
+    open_page(page, live)
     expect(page.locator("#map-note")).to_contain_text("blocks of 1,000")
     expect(page.locator("#states")).to_be_hidden()
     open_page(page, recurrent)
@@ -93,9 +93,11 @@ def test_the_page_is_accessible_and_fits_on_a_phone(
     page: Page, server: RunningServer, check_page: Callable[[str], None]
 ) -> None:
     open_page(page, server)
-    send_burst(page, num_requests="24", max_prompt_tokens="100", min_output_tokens="16", max_output_tokens="120")
-    page.wait_for_timeout(2500)
-    page.get_by_role("button", name="Pause").click()
+    with server.hold_steps() as gate:
+        send_burst(page, num_requests="24", max_prompt_tokens="100", min_output_tokens="16", max_output_tokens="60")
+        gate.allow(40)
+        page.wait_for_timeout(2500)
+        page.get_by_role("button", name="Pause").click()
     check_page("live")
     wait_for(lambda: not server.llm.num_unfinished)
 
@@ -118,10 +120,10 @@ def _num_colors(page: Page, selector: str) -> int:
     return count
 
 
-def test_a_cell_of_the_lanes_shows_and_selects_its_request(page: Page, server: RunningServer) -> None:
-    open_page(page, server)
+def test_a_cell_of_the_lanes_shows_and_selects_its_request(page: Page, live: RunningServer) -> None:
+    open_page(page, live)
     send_burst(page, num_requests="8", min_output_tokens="200", max_output_tokens="200")
-    wait_for(lambda: not server.llm.num_unfinished)
+    wait_for(lambda: not live.llm.num_unfinished)
     expect(page.locator("#figure-running")).to_have_text("0 / 8")
     page.locator("#lanes").scroll_into_view_if_needed()
     box = page.locator("#lanes").bounding_box()
@@ -143,14 +145,14 @@ def test_a_cell_of_the_lanes_shows_and_selects_its_request(page: Page, server: R
     page.locator("#memory-map").focus()
     page.keyboard.press("ArrowRight")
     expect(page.locator("#cell-status")).to_contain_text(re.compile(r"block \d+: free, holds a cached prefix"))
-    open_page(page, server, f"/#request={selected.partition('~')[0]}")
+    open_page(page, live, f"/#request={selected.partition('~')[0]}")
     page.reload()
     expect(page.locator("#selected-id")).to_have_text(selected)
 
 
-def test_the_explanation_of_a_waiting_request_has_its_reason(page: Page, server: RunningServer) -> None:
-    open_page(page, server)
-    with server.hold_steps() as gate:
+def test_the_explanation_of_a_waiting_request_has_its_reason(page: Page, live: RunningServer) -> None:
+    open_page(page, live)
+    with live.hold_steps() as gate:
         send_burst(page, num_requests="40")
         gate.allow(3)
         expect(page.locator("#queue button")).to_have_count(32)
@@ -161,17 +163,17 @@ def test_the_explanation_of_a_waiting_request_has_its_reason(page: Page, server:
         button.click()
         expect(page.locator("#facts")).to_contain_text("Waits because")
         expect(page.locator("#explanation")).to_contain_text("seats")
-    wait_for(lambda: not server.llm.num_unfinished)
+    wait_for(lambda: not live.llm.num_unfinished)
 
 
-def test_a_pause_and_a_replay_show_earlier_states(page: Page, server: RunningServer) -> None:
-    open_page(page, server)
-    with server.hold_steps() as gate:
+def test_a_pause_and_a_replay_show_earlier_states(page: Page, live: RunningServer) -> None:
+    open_page(page, live)
+    with live.hold_steps() as gate:
         send_burst(page)
         gate.allow(4)
         expect(page.locator("#figure-running")).to_have_text("8 / 8")
         page.get_by_role("button", name="Pause").click()
-    wait_for(lambda: not server.llm.num_unfinished)
+    wait_for(lambda: not live.llm.num_unfinished)
     page.wait_for_timeout(500)
     expect(page.locator("#figure-running")).to_have_text("8 / 8")
     page.locator("#speed").select_option("16")
@@ -188,9 +190,9 @@ def test_a_pause_and_a_replay_show_earlier_states(page: Page, server: RunningSer
     expect(page.locator("#time")).to_have_text("now")
 
 
-def test_another_policy_of_the_same_burst_is_shown_beside_it(page: Page, server: RunningServer) -> None:
+def test_another_policy_of_the_same_burst_is_shown_beside_it(page: Page, live: RunningServer) -> None:
     """Static batching, and then another order of the queue."""
-    open_page(page, server)
+    open_page(page, live)
     send_burst(page)
     page.get_by_label("Compare with").check()
     text = page.locator("#compare-simulated-text")
@@ -206,26 +208,26 @@ def test_another_policy_of_the_same_burst_is_shown_beside_it(page: Page, server:
     expect(text).not_to_have_text(static)
 
 
-def test_an_earlier_page_is_not_needed_for_the_history(page: Page, server: RunningServer) -> None:
+def test_an_earlier_page_is_not_needed_for_the_history(page: Page, live: RunningServer) -> None:
     body = completion_body(4, request_id="before-the-page")
-    assert server.post("/v1/completions", body).status_code == 200
-    open_page(page, server)
-    page.goto(f"{server.url}/#request=cmpl-before-the-page")
+    assert live.post("/v1/completions", body).status_code == 200
+    open_page(page, live)
+    page.goto(f"{live.url}/#request=cmpl-before-the-page")
     page.reload()
     expect(page.locator("#facts")).to_contain_text("finished (length)")
 
 
-def test_a_request_that_the_page_does_not_know_is_looked_up(page: Page, server: RunningServer) -> None:
+def test_a_request_that_the_page_does_not_know_is_looked_up(page: Page, live: RunningServer) -> None:
     page.expected_problems.append("404")  # type: ignore[attr-defined]
-    open_page(page, server, "/#request=unknown")
+    open_page(page, live, "/#request=unknown")
     expect(page.locator("#selected-id")).to_have_text("unknown")
     expect(page.locator("#facts")).to_contain_text("not known at the shown time")
     expect(page.locator("#explanation")).to_contain_text("unknown")
 
 
-def test_the_api_page_works_without_another_host(page: Page, server: RunningServer) -> None:
-    page.route(lambda url: not url.startswith(server.url), lambda route: route.abort())
-    open_page(page, server, "/docs")
+def test_the_api_page_works_without_another_host(page: Page, live: RunningServer) -> None:
+    page.route(lambda url: not url.startswith(live.url), lambda route: route.abort())
+    open_page(page, live, "/docs")
     operation = "#operations-Generation_and_embeddings-create_chat_completion_v1_chat_completions_post"
     expect(page.locator(operation)).to_be_visible()
     expect(page.get_by_role("button", name="Authorize")).to_be_visible()
@@ -287,8 +289,8 @@ def recorded_log(tmp_path: Path, name: str = "r1") -> Path:
     return path
 
 
-def test_a_recorded_log_opens_in_the_page(page: Page, server: RunningServer, tmp_path: Path) -> None:
-    open_page(page, server)
+def test_a_recorded_log_opens_in_the_page(page: Page, live: RunningServer, tmp_path: Path) -> None:
+    open_page(page, live)
     page.set_input_files("#log-file", recorded_log(tmp_path))
     expect(page.locator("#status")).to_have_text("Log: run.jsonl")
     expect(page.locator("#model")).to_have_text("fake")
@@ -299,21 +301,17 @@ def test_a_recorded_log_opens_in_the_page(page: Page, server: RunningServer, tmp
     expect(page.locator("#status")).to_have_text("Live")
 
 
-def test_the_page_of_a_recorded_log_has_no_engine_to_return_to(
-    page: Page, server: RunningServer, tmp_path: Path
-) -> None:
-    view = {**httpx.get(f"{server.url}/v1/page").json(), "recorded_log": "run.jsonl", "control": False}
+def test_the_page_of_a_recorded_log_has_no_engine_to_return_to(page: Page, live: RunningServer, tmp_path: Path) -> None:
+    view = {**httpx.get(f"{live.url}/v1/page").json(), "recorded_log": "run.jsonl", "control": False}
     page.route("**/v1/page", lambda route: route.fulfill(json=view))
     page.route("**/v1/page/log", lambda route: route.fulfill(path=recorded_log(tmp_path)))
-    open_page(page, server)
+    open_page(page, live)
     expect(page.locator("#status")).to_have_text("Log: run.jsonl")
     expect(page.locator("#burst-note")).to_contain_text("recorded log")
     expect(page.locator("#to-live")).to_be_hidden()
 
 
-def test_a_dropped_file_is_opened_and_a_wrong_one_is_explained(
-    page: Page, server: RunningServer, tmp_path: Path
-) -> None:
+def test_a_dropped_file_is_opened_and_a_wrong_one_is_explained(page: Page, live: RunningServer, tmp_path: Path) -> None:
     def drop(name: str, text: str) -> None:
         page.evaluate(
             """([name, text]) => {
@@ -324,7 +322,7 @@ def test_a_dropped_file_is_opened_and_a_wrong_one_is_explained(
             [name, text],
         )
 
-    open_page(page, server)
+    open_page(page, live)
     drop("notes.txt", "hello\n")
     expect(page.locator("#notice")).to_contain_text("notes.txt: Line 1 is not an event of an event log.")
     drop("short.jsonl", recorded_log(tmp_path).read_text().replace('"new_blocks"', '"blocks"'))
@@ -333,8 +331,8 @@ def test_a_dropped_file_is_opened_and_a_wrong_one_is_explained(
     expect(page.locator("#status")).to_have_text("Log: run.jsonl")
 
 
-def test_hostile_ids_are_shown_as_text(page: Page, server: RunningServer, tmp_path: Path) -> None:
-    open_page(page, server)
+def test_hostile_ids_are_shown_as_text(page: Page, live: RunningServer, tmp_path: Path) -> None:
+    open_page(page, live)
     page.set_input_files("#log-file", recorded_log(tmp_path, HOSTILE))
     expect(page.locator("#status")).to_have_text("Log: run.jsonl")
     page.locator("#scrubber").fill("100")
