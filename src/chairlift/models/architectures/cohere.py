@@ -38,15 +38,13 @@ class CohereConfigReader(LlamaConfigReader):
         for key, value in FIXED.items():
             fields.allow_only(key, value, f"the only supported value is {value!r}")
         fields.ignore(*IGNORED)
-        sizes = replace(
+        return replace(
             super().read_sizes(fields),
             norms=NormNames(before_mlp="input_layernorm"),
             norm_kind="layer_norm",
             is_parallel=True,
             logits_multiplier=fields.number("logit_scale", 0.0625),
         )
-        # Layers without a window have no rotary embedding.
-        return sizes.with_layer_ropes(sizes.rope, None) if sizes.sliding_windows else sizes
 
 
 def _windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
@@ -58,6 +56,7 @@ def _windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
 _READER: Final = CohereConfigReader(
     "cohere",
     no_windows,
+    rotates_windows_only=True,
     eps_key="layer_norm_eps",
     default_theta=500_000.0,
     defaults={"layer_norm_eps": 1e-5, "tie_word_embeddings": True},

@@ -37,6 +37,7 @@ class LlamaConfigReader:
             has none.
         norms, qk_norm, activation, gated, fused_projections: see LlamaSizes.
         reads_rope: whether all layers have the same rotary embedding, which `rope` of LlamaSizes is.
+        rotates_windows_only: whether only layers with a window have it, if there are any.
         experts: (fields, the sizes without experts) -> the experts of a layer; None for a model without them.
         has_recurrence: whether layers of a GGUF file may have no heads.
         has_latent: whether V has another width than K.
@@ -53,6 +54,7 @@ class LlamaConfigReader:
     gated: bool = True
     fused_projections: Collection[str] = ()
     reads_rope: bool = True
+    rotates_windows_only: bool = False
     experts: Callable[[ConfigFields, LlamaSizes], ExpertSizes | None] | None = None
     default_theta: float = 10_000.0
     inner_key: str = "intermediate_size"
@@ -99,6 +101,8 @@ class LlamaConfigReader:
             mlp_bias=mlp_bias,
             qk_norm=self.qk_norm,
         )
+        if self.rotates_windows_only:
+            sizes = sizes.with_layer_ropes(sizes.rope, None)
         return sizes if self.experts is None else replace(sizes, experts=self.experts(fields, sizes))
 
     def _number_of_layers(self, fields: ConfigFields, key: str, default: Any = REQUIRED) -> int:

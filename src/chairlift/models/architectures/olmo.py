@@ -49,14 +49,6 @@ class Olmo3ConfigReader(LlamaConfigReader):
         return sizes.with_layer_ropes(*read_layer_ropes(fields, fields.number("rope_theta", THETA), THETA))
 
 
-class Exaone4ConfigReader(LlamaConfigReader):
-    """The reader of EXAONE 4."""
-
-    def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
-        sizes = super().read_sizes(fields)
-        return sizes.with_layer_ropes(sizes.rope, None)
-
-
 class OlmoHybridConfigReader(LlamaConfigReader):
     """The reader of the `config.json` of OLMo Hybrid."""
 
@@ -98,7 +90,9 @@ def _exaone_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     return () if fields.window(4096) is None else windows
 
 
-_EXAONE4: Final = Exaone4ConfigReader("exaone4", _exaone_windows, qkv_bias=False, norms=NORMS, qk_norm="heads")
+_EXAONE4: Final = LlamaConfigReader(
+    "exaone4", _exaone_windows, qkv_bias=False, norms=NORMS, qk_norm="heads", rotates_windows_only=True
+)
 _OLMO3: Final = Olmo3ConfigReader(
     "olmo3", partial(read_windows, pattern=4, default=4096), norms=NORMS, qk_norm="rows", reads_rope=False
 )
