@@ -11,30 +11,27 @@ a. under --scheduling-policy fair, the flood increases it at most by a factor of
 b. during the flood, it is at most a fifth of that under first come, first served.
 
 Requests of `heavy` that are still queued at the end of a run are aborted, so the TTFT under FCFS is lower than it would
-be in a longer flood. The script prints a table and one JSON line. The exit status is 1 if a claim fails.
+be in a longer flood. The script prints a table. The exit status is 1 if a claim fails.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import numpy as np
-from benchmarks.common import StreamedAnswer, bearer_client, serve, stream_completion
-from rich.console import Console
+from benchmarks.common import StreamedAnswer, bearer_client, print_result, serve, stream_completion
 from rich.table import Table
 
-from chairlift.lab.bench.machine import machine_facts
 from chairlift.server.access.keys import key_record, new_secret, to_toml
 
 HEAVY, LIGHT = "heavy", "light"
@@ -172,7 +169,7 @@ def claims(runs: Sequence[FairnessRun]) -> dict[str, float]:
     }
 
 
-def print_runs(runs: Sequence[FairnessRun], workload: TwoKeyWorkload) -> None:
+def runs_table(runs: Sequence[FairnessRun], workload: TwoKeyWorkload) -> Table:
     table = Table(title=f"TTFT in ms; {LIGHT} sends {workload.rate:g} calls a second for {workload.seconds:g} s")
     for name in ("policy", "heavy sends", "light: answered", "p50", "p99", "heavy: answered", "p50 "):
         table.add_column(name, justify="left" if name == "policy" else "right")
@@ -182,7 +179,7 @@ def print_runs(runs: Sequence[FairnessRun], workload: TwoKeyWorkload) -> None:
             row.append(f"{len(item.calls[name])} of {item.num_sent[name]}")
             row += [f"{1000 * item.ttft(name, quantile):.0f}" for quantile in quantiles]
         table.add_row(*row)
-    Console(width=110).print(table)
+    return table
 
 
 def draw(runs: Sequence[FairnessRun], workload: TwoKeyWorkload, path: Path) -> None:
@@ -218,11 +215,11 @@ def main() -> int:
     parser.add_argument("--output-len", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--png", type=Path)
+    parser.add_argument("--json", action="store_true")
     parser.add_argument("serve_options", nargs="*", help="options of chairlift serve, after --")
     given = parser.parse_args()
     workload = TwoKeyWorkload(given.rate, given.seconds, given.input_len, given.output_len, given.seed)
     runs = run_policies(workload, given.serve_options)
-    print_runs(runs, workload)
     ratios = claims(runs)
     results = {
         f"{item.policy}_{item.times_as_much}": {
@@ -231,9 +228,8 @@ def main() -> int:
         }
         for item in runs
     }
-    print(
-        json.dumps({"benchmark": "fairness", "machine": asdict(machine_facts()), "results": results, "claims": ratios})
-    )
+    record, table = {"runs": results, "claims": ratios}, runs_table(runs, workload)
+    print_result("fairness", vars(given), record, [table], as_json=given.json)
     if given.png is not None:
         draw(runs, workload, given.png)
     return 0 if ratios["fair_flood_over_equal"] <= 2 and ratios["fair_flood_over_fcfs_flood"] <= 0.2 else 1

@@ -8,13 +8,12 @@ a. the seat of a request that finishes in step k is taken by the next waiting re
 b. a request whose prompt is computed generates exactly one token in every step, also while a long prompt is computed;
 c. at the end every block is free. (A last request of one token runs alone, and its step shows the pool.)
 
-Prints a table and one JSON line. The exit status is 1 if a claim fails. --svg draws one lane for each seat.
+Prints a table. The exit status is 1 if a claim fails. --svg draws one lane for each seat.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 from collections import deque
@@ -23,8 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from benchmarks.common import print_result
 from benchmarks.seats_picture import Cell, Picture
-from rich.console import Console
 from rich.table import Table
 
 from chairlift.config import EngineConfig
@@ -243,7 +242,7 @@ def picture(log: SeatLog) -> Picture:
     )
 
 
-def print_report(log: SeatLog, report: SeatReport) -> None:
+def report_table(log: SeatLog, report: SeatReport) -> Table:
     table = Table(title=f"{log.engine.model}: {log.engine.max_num_seqs} seats", title_justify="left")
     table.add_column("read from the events")
     table.add_column("", justify="right")
@@ -252,9 +251,7 @@ def print_report(log: SeatLog, report: SeatReport) -> None:
     table.add_section()
     for claim, holds in report.claims.items():
         table.add_row(claim, "yes" if holds else "NO")
-    Console().print(table)
-    record = {"benchmark": "seats", "engine": asdict(log.engine), **asdict(report), "claims": report.claims}
-    print(json.dumps(record))
+    return table
 
 
 def main() -> int:
@@ -266,6 +263,7 @@ def main() -> int:
     parser.add_argument("--long-prompt", type=int, default=2048)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--svg", type=Path)
+    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     log = EventList()
     config = EngineConfig(
@@ -279,7 +277,8 @@ def main() -> int:
     requests = make_requests(args.seed, args.long_prompt, engine.facts.model_config.vocab_size)
     seat_log = SeatLog(run(engine, log, requests))
     report = seat_log.report()
-    print_report(seat_log, report)
+    record = {"engine": asdict(seat_log.engine), **asdict(report), "claims": report.claims}
+    print_result("seats", vars(args), record, [report_table(seat_log, report)], as_json=args.json)
     if args.svg is not None:
         args.svg.write_text(picture(seat_log).draw(), encoding="utf-8")
     return 0 if all(report.claims.values()) else 1

@@ -7,7 +7,7 @@ The model is a folder with config.json; its weights are random. Without --model 
 layers with a window of 512 tokens, and 3 that attend to all tokens. One request of `context` tokens runs alone, once
 with --disable-hybrid-kv-cache-manager. The script prints its KV memory as planned and as measured, the number of such
 requests that the given KV memory holds, as planned and as found by running them through the scheduler in virtual time,
-and whether the tokens are the same. The last line is JSON.
+and whether the tokens are the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from rich.console import Console
+from benchmarks.common import print_result
 from rich.table import Table
 
 from chairlift import LLM, EngineConfig, SamplingParams
@@ -181,12 +181,11 @@ def print_comparison(results: dict[str, WindowMemory], args: argparse.Namespace)
         sizes = (result.held_bytes, result.planned_bytes, result.peak_bytes, result.most_bytes)
         requests = f"{result.run_requests} (planned: {result.planned_requests})"
         table.add_row(name, *map(format_memory, sizes), requests)
-    Console(width=120).print(table)
-    kept, released = results["kept"], results["released"]
-    print(f"the tokens are {'the same' if kept.token_ids == released.token_ids else 'DIFFERENT'}")
     values = {name: asdict(result) for name, result in results.items()}
     has_same_tokens = values["kept"].pop("token_ids") == values["released"].pop("token_ids")
-    print(json.dumps({**vars(args), "model": args.model and str(args.model), **values, "same_tokens": has_same_tokens}))
+    line = f"the tokens are {'the same' if has_same_tokens else 'DIFFERENT'}"
+    record = {**values, "same_tokens": has_same_tokens}
+    print_result("window_memory", vars(args), record, [table, line], as_json=args.json)
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -197,6 +196,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-num-batched-tokens", type=int, default=512, help="the token budget of a step")
     parser.add_argument("--memory", default="1GiB", help="KV memory for the number of requests that fit")
     parser.add_argument("--quantization", help="as for chairlift serve")
+    parser.add_argument("--json", action="store_true")
     return parser.parse_args(words)
 
 
