@@ -198,6 +198,7 @@ def renamed(parts: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
         ({"layer_types": ["linear_attention"] * 31}, "layer_types must hold the type of each of 32 layers"),
         ({"layer_types": ["sliding_attention"] * 32}, "contains 'sliding_attention', .* supported: linear_attention, "),
         ({"layer_types": ["linear_attention"] * 32}, "layer_types has no layer with attention"),
+        ({"layer_types": None, "full_attention_interval": 40}, r"full_attention_interval \(40\) leaves no layer with"),
         ({"linear_num_value_heads": 24}, r"linear_num_value_heads \(24\) must be a multiple of .* \(16\)"),
         ({"linear_key_head_dim": 0}, "linear_key_head_dim must be an integer between 1"),
         ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim must be an integer between 2 and 16, got 1"),

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
 from chairlift.models.declaration.attention_spec import RopeConfig
@@ -30,7 +30,7 @@ from chairlift.models.reading.layer_fields import check_recurrent_layers, read_t
 from chairlift.models.reading.llama_sizes import LlamaSizes
 from chairlift.models.reading.rope_fields import read_partial_rope
 
-LAYER_TYPES: Final = {"linear_attention": True, "full_attention": False}
+LAYER_TYPES: Final[dict[Any, bool]] = {"linear_attention": True, "full_attention": False}
 """Type of a layer -> whether it has the gated delta rule in place of attention."""
 
 ROTATED_SHARE: Final = 0.25
@@ -172,11 +172,19 @@ def _read_predictor(fields: ConfigFields) -> PredictorNames | None:
     return HF_PREDICTOR if fields.integer("mtp_num_hidden_layers", 0, low=0) == 1 and not has_embeddings else None
 
 
-def _read_layers(fields: ConfigFields, layers: int) -> list[bool]:
+def _read_layers(fields: ConfigFields, layers: int, further: int = 0) -> list[bool]:
+    """Read whether each layer has recurrent state. Of GGUF files, only newer ones have the list, which contains the
+    `further` layers behind those of the model."""
+    key, known = "layer_types", LAYER_TYPES
+    if isinstance(fields, GGUFHeader):
+        key, known = "attention.recurrent_layers", {True: True, False: False}
     interval = fields.integer("full_attention_interval", ATTENTION_INTERVAL)
-    if (types := fields.get("layer_types")) is None:
-        return [bool((index + 1) % interval) for index in range(layers)]
-    return check_recurrent_layers(fields, "layer_types", types, layers, LAYER_TYPES)
+    if (listed := fields.get(key)) is not None:
+        return check_recurrent_layers(fields, key, listed, layers + further, known)[:layers]
+    recurrent = [bool((index + 1) % interval) for index in range(layers)]
+    if all(recurrent):
+        raise fields.error("full_attention_interval", f"({interval}) leaves no layer with attention")
+    return recurrent
 
 
 def _read_gguf(header: GGUFHeader, sizes: LlamaSizes, shared: int | None) -> ModelConfig:
@@ -189,25 +197,12 @@ def _read_gguf(header: GGUFHeader, sizes: LlamaSizes, shared: int | None) -> Mod
     header.set_defaults({"linear_value_head_dim": value_dim})
     delta = replace(read_delta_sizes(header), has_tiled_keys=header.name != "qwen3next")
     inputs = GROUPED_GATES if header.name == "qwen3next" else SEPARATE
-    recurrent = _read_gguf_layers(header, sizes.num_layers, further)
+    recurrent = _read_layers(header, sizes.num_layers, further)
     predictor, prefix = None, f"model.layers.{sizes.num_layers}"
     if further == 1 and f"blk.{sizes.num_layers}.nextn.embed_tokens.weight" not in header.tensor_names:
         names = ("eh_proj", "enorm", "hnorm", "shared_head.norm")
         predictor = PredictorNames(prefix, *(f"{prefix}.{name}" for name in names))
     return Qwen35Sizes(sizes, delta, recurrent, inputs, shared, predictor).declare()
-
-
-def _read_gguf_layers(fields: ConfigFields, layers: int, further: int) -> list[bool]:
-    """Read whether each layer has recurrent state. Only newer files have the list, which contains the `further` layers
-    behind those of the model."""
-    key = "attention.recurrent_layers"
-    interval = fields.integer("full_attention_interval", ATTENTION_INTERVAL)
-    if (listed := fields.get(key)) is not None:
-        return check_recurrent_layers(fields, key, listed, layers + further, {True: True, False: False})[:layers]
-    recurrent = [bool((index + 1) % interval) for index in range(layers)]
-    if all(recurrent):
-        raise fields.error("full_attention_interval", f"({interval}) leaves no layer with attention")
-    return recurrent
 
 
 def _query_and_gate(layer: str, tensor: str) -> dict[str, StoredName]:
