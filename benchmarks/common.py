@@ -70,7 +70,13 @@ def results_table(results: Mapping[str, Sequence[Mapping[str, float]]], title: s
 
 
 def print_result(
-    benchmark: str, options: Mapping[str, Any], results: Any, parts: Sequence[RenderableType], *, as_json: bool
+    benchmark: str,
+    options: Mapping[str, Any],
+    results: Any,
+    parts: Sequence[RenderableType],
+    *,
+    as_json: bool,
+    width: int = 120,
 ) -> None:
     """Print the machine, the options (with the seed) and the tables, or one line of JSON with the results."""
     machine = machine_facts()
@@ -79,7 +85,7 @@ def print_result(
         record = {"benchmark": benchmark, "machine": asdict(machine), "options": chosen, "results": results}
         print(json.dumps(record, default=str))
         return
-    console = Console(width=120)
+    console = Console(width=width)
     console.print(machine_caption(machine, peak_rss_bytes()))
     console.print(f"instruction sets: {', '.join(machine.vector_flags)}; {machine.system}")
     console.print(", ".join(f"{name} {value}" for name, value in chosen.items() if value is not None))

@@ -20,19 +20,18 @@ difference between the services that two tenants received while both had waiting
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
+from benchmarks.common import print_result
 from benchmarks.waiting_service import WaitingServiceTally, service_bound
-from rich.console import Console
 from rich.table import Table
 
 from chairlift.config import DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig
@@ -40,7 +39,6 @@ from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import LoadedDecoder, load_decoder
 from chairlift.events import EngineStarted, EventBroadcaster, EventList
 from chairlift.lab.bench.driver import drive_all_at_once, run_forced
-from chairlift.lab.bench.machine import machine_facts
 from chairlift.lab.bench.policies import ComparedPolicy, parse_policies
 from chairlift.lab.bench.simulation import sim_config_from_recording
 from chairlift.lab.metrics.run import RunMetrics, RunTally, summarize
@@ -243,21 +241,6 @@ def format_cell(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def to_record(args: argparse.Namespace, capacity: float, rows: Sequence[Measured]) -> Mapping[str, Any]:
-    return {
-        "benchmark": "queue_order",
-        "machine": asdict(machine_facts()),
-        "trace": None if args.trace is None else args.trace.name,
-        "num_prompts": args.num_prompts,
-        "seeds": args.seeds,
-        "max_num_seqs": args.max_num_seqs,
-        "max_model_len": args.max_model_len,
-        "slo": asdict(args.goodput),
-        "capacity_requests_per_s": capacity,
-        "rows": [{"source": row.source, "load": row.load, "policy": row.policy, **row.values} for row in rows],
-    }
-
-
 def _numbers(kind: type[int] | type[float]) -> Any:
     return lambda text: [kind(part) for part in text.split(",")]
 
@@ -293,13 +276,12 @@ def main() -> int:
         draw_requests(lengths, args.num_prompts, CAPACITY_SEED, comparison.vocab_size, args.goodput)
     )
     rows = with_ratios(compare(args, comparison, lengths, capacity), args.policies[0].name)
-    if args.json:
-        print(json.dumps(to_record(args, capacity, rows)))
-    else:
-        console = Console(width=200)
-        console.print(f"capacity: {capacity:.2f} requests/s at {args.max_num_seqs} seats")
-        for source in dict.fromkeys(row.source for row in rows):
-            console.print(make_table(source, rows))
+    records = [{"source": row.source, "load": row.load, "policy": row.policy, **row.values} for row in rows]
+    result = {"capacity_requests_per_s": capacity, "rows": records}
+    capacity_line = f"capacity: {capacity:.2f} requests/s at {args.max_num_seqs} seats"
+    tables = [make_table(source, rows) for source in dict.fromkeys(row.source for row in rows)]
+    options = {**vars(args), "policies": ",".join(policy.name for policy in args.policies)}
+    print_result("queue_order", options, result, [capacity_line, *tables], as_json=args.json, width=200)
     return 1 if any(map(exceeds_bound, rows)) else 0
 
 

@@ -1,22 +1,23 @@
 """Measures the cost of the scheduler: microseconds of `schedule` and `update` per running request and step.
 
-    python benchmarks/scheduler_cost.py [--running 10,100,1000,10000] [--waiting 0,100000] [--policies fcfs]
+    python -m benchmarks.scheduler_cost [--running 10,100,1000,10000] [--waiting 0,100000] [--policies fcfs]
                                         [--steps 300] [--repeats 5]
 
 Every step has its result at once, so only the scheduler runs, without event sinks. Requests belong to ten tenants in
 turn. Under mlfq the waiting requests take seats, so its cost includes a preemption and an admission in most steps. The
-script prints a table and one JSON line; ratios are to the first policy.
+script prints a table; ratios are to the first policy.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
-import platform
 import statistics
 import time
 from itertools import product
+
+from benchmarks.common import print_result
+from rich.table import Table
 
 from chairlift.config import DEFAULT_LENGTH_PREDICTOR, SchedulerConfig
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
@@ -77,10 +78,9 @@ def main() -> None:
     parser.add_argument("--policies", default="fcfs")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    rows = []
-    print(f"python {platform.python_version()}, {platform.machine()}; {args.steps} steps, {args.repeats} repeats")
-    print(f"{'running':>8} {'waiting':>8} {'policy':>8} {'us/request/step':>16} {'min':>6} {'max':>6} {'ratio':>6}")
+    rows, table = [], Table("running", "waiting", "policy", "µs/request/step", "min", "max", "ratio")
     sizes = product(map(int, args.running.split(",")), map(int, args.waiting.split(",")))
     for running, waiting in sizes:
         policies = args.policies.split(",")
@@ -89,11 +89,9 @@ def main() -> None:
         for policy, median, samples in zip(policies, medians, zip(*rounds, strict=True), strict=True):
             row = {"running": running, "waiting": waiting, "policy": policy, "median_us": round(median, 3)}
             rows.append({**row, "ratio": round(median / medians[0], 3)})
-            print(
-                f"{running:8d} {waiting:8d} {policy:>8} {median:16.2f} {min(samples):6.2f} {max(samples):6.2f} "
-                f"{median / medians[0]:6.2f}"
-            )
-    print(json.dumps({"benchmark": "scheduler_cost", "rows": rows}))
+            times = (median, min(samples), max(samples), median / medians[0])
+            table.add_row(str(running), str(waiting), policy, *(f"{value:.2f}" for value in times))
+    print_result("scheduler_cost", vars(args), rows, [table], as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,19 @@
 """Measures the time of `chairlift serve` from the start of the process to its first token, and its memory.
 
-    python benchmarks/startup_memory.py [--model PATH] [--repeats 3] [--num-requests 32] [--input-len 200]
-                                        [--output-len 56] [-- OPTION OF SERVE ...]
+    python -m benchmarks.startup_memory [--model PATH] [--repeats 3] [--num-requests 32] [--input-len 200]
+                                        [--output-len 56] [--json] [-- OPTION OF SERVE ...]
 
 Each repeat starts a server, requests one token as soon as the port answers, and then sends `num_requests` requests at
 once, twice. The pool has exactly the blocks that they need, so that it becomes resident completely. The proportional
 set size of a process divides each shared page by the number of processes that share it. The sum over the HTTP process
 and the engine, minus the pool, is the memory of weights, activations, libraries and interpreters. It is read before and
-while requests run, and the maximum counts. The script prints medians of times, the maximum memory, and one JSON line.
+while requests run, and the maximum counts. The script prints medians of times and the maximum memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import re
@@ -29,11 +28,10 @@ from statistics import median
 
 import httpx
 import psutil
-from rich.console import Console
+from benchmarks.common import print_result
 from rich.table import Table
 
 from chairlift.config import DEFAULT_BLOCK_SIZE
-from chairlift.lab.bench.machine import machine_facts
 from chairlift.system.memory_amounts import parse_memory
 from chairlift.worker.memory import format_memory
 
@@ -174,9 +172,7 @@ def print_starts(starts: list[ServerStart], args: argparse.Namespace) -> None:
         sizes = [getattr(start, what) for start in starts]
         name = what.removesuffix("_bytes").replace("_", " ")
         table.add_row(name, format_memory(int(median(sizes))), format_memory(max(sizes)))
-    Console().print(table)
-    record = {"machine": asdict(machine_facts()), "starts": [asdict(start) for start in starts]}
-    print(json.dumps(record))
+    print_result("startup_memory", vars(args), list(map(asdict, starts)), [table], as_json=args.json)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -186,6 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--num-requests", type=int, default=32)
     parser.add_argument("--input-len", type=int, default=200)
     parser.add_argument("--output-len", type=int, default=56)
+    parser.add_argument("--json", action="store_true")
     parser.add_argument("serve_options", nargs="*")
     args = parser.parse_args(arguments)
     print_starts([measure(args) for _ in range(args.repeats)], args)

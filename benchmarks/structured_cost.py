@@ -1,17 +1,16 @@
 """Measures the cost of structured outputs: microseconds of masks for each row, and the time of the step.
 
-    python benchmarks/structured_cost.py [--model NAME] [--batch-size 8] [--max-tokens 96] [--num-threads N]
+    python -m benchmarks.structured_cost [--model NAME] [--batch-size 8] [--max-tokens 96] [--num-threads N]
 
 The model answers the same prompts without a structure and with several structures. "mask" is the time to accept the
 last token and compute the next mask, and "apply" the time to mask the logits, both for each row over all steps.
 "compile" is the first use of a structure, including its trial compilation in a separate process, and "again" a later
-use. The script prints a table and one JSON line.
+use. The script prints a table.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,8 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from benchmarks.common import print_result
+from rich.table import Table
 
 from chairlift import LLM, SamplingParams, StructuredOutputs
 from chairlift.kernels.cpu.sampling import NativeSampling
@@ -131,6 +132,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--num-threads", type=int)
+    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     sizes = {"num_kv_blocks": 64 * args.batch_size, "max_num_seqs": args.batch_size, "max_num_batched_tokens": 512}
     llm = LLM(args.model, **sizes, disable_hybrid_kv_cache_manager=True, num_threads=args.num_threads)
@@ -143,14 +145,12 @@ def main() -> None:
         name: measure_costs(llm, structure, args.batch_size, args.max_tokens) for name, structure in STRUCTURES.items()
     }
     columns = ("compile", "again", "mask", "mask p99", "apply", "step", "share")
-    units = ("ms", "ms", "us a row", "us a row", "us a row", "us", "%")
-    print(f"{'':30} " + " ".join(f"{column:>9}" for column in columns))
-    print(f"{'':30} " + " ".join(f"{unit:>9}" for unit in units))
+    units = ("ms", "ms", "µs a row", "µs a row", "µs a row", "µs", "%")
+    table = Table("", *(f"{column}, {unit}" for column, unit in zip(columns, units, strict=True)))
     for name, row in rows.items():
-        print(f"{name:30} " + " ".join(f"{row[column]:9.2f}" for column in columns))
-    print(f"the first grammar of all: {first:.0f} ms")
-    settings = {"batch_size": args.batch_size, "max_tokens": args.max_tokens, "first_ms": first}
-    print(json.dumps({"benchmark": "structured_cost", **settings, "rows": rows}))
+        table.add_row(name, *(f"{row[column]:.2f}" for column in columns))
+    line = f"the first grammar of all: {first:.0f} ms"
+    print_result("structured_cost", vars(args), {"first_ms": first, "rows": rows}, [table, line], as_json=args.json)
 
 
 if __name__ == "__main__":

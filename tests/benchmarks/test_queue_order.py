@@ -76,7 +76,7 @@ def test_the_bounds_of_fair_sharing_hold_on_an_engine(
     arguments += ["--num-prompts", "120", "--max-num-seqs", "2", "--max-model-len", "256", "--loads", "1000"]
     monkeypatch.setattr(sys, "argv", ["queue_order", *arguments, "--seeds", "0", "--num-threads", "1", "--json"])
     assert queue_order.main() == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
+    rows = json.loads(capsys.readouterr().out)["results"]["rows"]
     assert len(rows) == 8
     gaps = {(row["source"], row["policy"]): row["service_gap"] for row in rows}
     bounds = {(row["source"], row["policy"]): row["service_bound"] for row in rows if "service_bound" in row}

@@ -123,8 +123,8 @@ def test_startup_memory(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture
     startup = script("startup_memory")
     model, sizes = str(tiny_model_dir("llama")), ["--num-requests", "2", "--input-len", "20", "--output-len", "4"]
     options = ["--skip-tokenizer-init", "--num-threads", "1", "--kv-cache-dtype", "float32"]
-    startup.main(["--model", model, "--repeats", "1", *sizes, "--", *options])
-    (start,) = json.loads(capsys.readouterr().out.splitlines()[-1])["starts"]
+    startup.main(["--model", model, "--repeats", "1", "--json", *sizes, "--", *options])
+    (start,) = json.loads(capsys.readouterr().out)["results"]
     assert 0 < start["ready"] < start["first_token"]
     assert start["peak_bytes"] >= start["idle_bytes"] > 50 << 20
     assert start["pool_bytes"] == (2 * 2 + 1) * 16 * 2 * 2 * 2 * 16 * 4, "float32, with one more block"
@@ -217,13 +217,13 @@ def test_contexts_of_a_model() -> None:
 def test_structured_cost(tiny_model_dir: TinyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     costs = script("structured_cost")
     folder = with_byte_tokenizer(tiny_model_dir("llama", vocab_size=VOCAB_SIZE), tmp_path / "model")
-    arguments = ["--model", str(folder), "--batch-size", "2", "--max-tokens", "12", "--num-threads", "1"]
+    arguments = ["--model", str(folder), "--batch-size", "2", "--max-tokens", "12", "--num-threads", "1", "--json"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["structured_cost.py", *arguments])
         fill = TokenMasks.fill
         costs.main()
         assert TokenMasks.fill is fill
-    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    record = json.loads(capsys.readouterr().out)["results"]
     assert list(record["rows"]) == list(costs.STRUCTURES)
     for name, row in record["rows"].items():
         assert row["step"] > 0
