@@ -1,6 +1,6 @@
 """Measures the time of each part of a decode step, by kernel set and batch size.
 
-    python benchmarks/profile_step.py [--model PATH] [--kernels torch,native] [--batch-sizes 1,16,64]
+    python -m benchmarks.profile_step [--model PATH] [--kernels torch,native] [--batch-sizes 1,16,64]
                                       [--context 128] [--steps 48] [--rounds 3]
                                       [--load-format dummy] [--quantization q4_0]
 
