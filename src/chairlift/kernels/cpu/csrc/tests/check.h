@@ -60,7 +60,12 @@ class Random {
 
   int64_t below(int64_t n) { return static_cast<int64_t>(engine_() % static_cast<uint64_t>(n)); }
   int64_t between(int64_t first, int64_t last) { return first + below(last - first + 1); }
-  float normal() { return normal_(engine_); }
+  // The sum of four uniform numbers, with variance 1: std::normal_distribution takes two to three times as long.
+  float normal() {
+    const uint64_t bits = engine_();
+    const uint64_t sum = (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
+    return (static_cast<float>(sum) - 131070) * 2.64285e-5f;
+  }
   double uniform() { return static_cast<double>(engine_() >> 11) * 0x1p-53; }
 
   template <typename T>
@@ -82,7 +87,6 @@ class Random {
 
  private:
   std::mt19937_64 engine_;
-  std::normal_distribution<float> normal_;
 };
 
 void test_pool();

@@ -18,6 +18,11 @@ static void run(const char* name, void (*test)()) {
 
 }  // namespace chairlift::test
 
+#ifdef __SANITIZE_ADDRESS__
+// Undefined behaviour in kernels executes an illegal instruction (CMakeLists.txt), whose stack is printed.
+extern "C" const char* __asan_default_options() { return "handle_sigill=1"; }
+#endif
+
 int main() {
   using namespace chairlift;
   test::run("pool", test::test_pool);
