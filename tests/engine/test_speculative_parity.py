@@ -14,6 +14,6 @@ pytestmark = needs_native
 
 
 def test_answers_are_those_without_speculative_decoding(smollm2_gguf: Path) -> None:
-    config = EngineConfig(model=str(smollm2_gguf), num_kv_blocks=600, max_model_len=1024, max_num_seqs=8)
+    config = EngineConfig(model=str(smollm2_gguf), num_kv_blocks=600, max_model_len=1024, max_num_seqs=8, num_threads=1)
     counts = check(load_model(config), config, len(MIXED), 24, alone_share=0.5)
     assert 0 < counts["accepted"] < counts["draft tokens"]
