@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=64)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
     arguments = parser.parse_args()
     results = run(arguments)
     print_result("cluster_cost", vars(arguments), results, [results_table(results)], as_json=arguments.json)

@@ -158,7 +158,7 @@ def run_scenario(cluster: Cluster, name: str) -> Counter[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
     arguments = parser.parse_args()
     rows: dict[str, Counter[str]] = {}
     cluster = Cluster()

@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=16)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
     arguments = parser.parse_args()
     results: dict[str, list[dict[str, float]]] = {name: [] for name in ROUTERS}
     cluster = Cluster()

@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--common-tokens", type=int, default=0, help="tokens at the start of all prompts of the trace")
     parser.add_argument("--cases", nargs="+", choices=list(TRACE_CASES), help="the cases to simulate; default: all")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
     arguments = parser.parse_args()
     cases = arguments.cases or (CASES if arguments.trace is None else TRACE_CASES)
     rows = [run(replicas, case, arguments) for replicas in arguments.replicas for case in cases]

@@ -1,6 +1,6 @@
 """What the benchmarks of this folder share: options, rounds, a server and its client, the machine, results and tables.
 
-Every benchmark prints the machine and its tables, or with `--json` one line of JSON with the same record.
+`print_result` prints the machine and the tables of a benchmark, or with `--json` one line of JSON with the same record.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import httpx
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from chairlift.lab.bench.machine import machine_caption, machine_facts, peak_rss_bytes
+from chairlift.lab.bench.machine import machine_caption, machine_facts
 
 Measured = TypeVar("Measured")
 
@@ -86,7 +86,7 @@ def print_result(
         print(json.dumps(record, default=str))
         return
     console = Console(width=width)
-    console.print(machine_caption(machine, peak_rss_bytes()))
+    console.print(machine_caption(machine, None))
     console.print(f"instruction sets: {', '.join(machine.vector_flags)}; {machine.system}")
     console.print(", ".join(f"{name} {value}" for name, value in chosen.items() if value is not None))
     for part in parts:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.concurrency [--model PATH] [--concurrency 1,2,4,8,16,32,64,128,256]
                                      [--contexts 128,256,512,...] [--batch-sizes 1,8] [--steps 12]
-                                     [--num-threads N] [--output docs/images/concurrency.png]
+                                     [--num-threads N] [--output docs/images/concurrency.png] [--json]
 
 By concurrency: a closed loop of users, which each send the next request when the previous one has been answered. There
 are two requests per user and at least four in total, with prompts of 64 to 192 tokens and outputs of 16 to 48. Both
@@ -306,7 +306,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--num-threads", type=int, help="number of CPU threads; default: all cores")
     default = Path(__file__).parents[1] / "docs" / "images" / "concurrency.png"
     parser.add_argument("--output", type=Path, default=default, help="the figure: .png or .svg")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
     return parser.parse_args(arguments)
 
 
@@ -329,6 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with mpl.rc_context(STYLE):
         save(draw(loops, decodes), args.output)
     options = {**vars(args), "model": loaded.name, "kv_cache_dtype": loaded.choice.kv_cache_dtype}
+    del options["output"]
     results = {"concurrency": list(map(asdict, loops)), "contexts": list(map(asdict, decodes))}
     tables = [concurrency_table(loops), decode_table(decodes)]
     print_result("concurrency", options, results, tables, as_json=args.json)

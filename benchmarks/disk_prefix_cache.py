@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num-threads", type=int)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
     options = parser.parse_args()
     prompt = random.Random(options.seed).choices(range(1000, 30000), k=options.tokens)
     seconds: dict[str, list[float]] = {"without": [], "files in memory": [], "from the device": []}

@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--quantization")
     parser.add_argument("--kernels", default="auto")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="chairlift-embed-") as name:
         measure(Path(name), options)

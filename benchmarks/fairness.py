@@ -1,6 +1,6 @@
 """Measures the TTFT of one API key while another key sends 20 times as many requests to the same server.
 
-    python -m benchmarks.fairness [--rate 5] [--seconds 7] [--png docs/images/fairness.png] [-- SERVE OPTIONS]
+    python -m benchmarks.fairness [--rate 5] [--seconds 7] [--png docs/images/fairness.png] [--json] [-- SERVE OPTIONS]
 
 Each scheduling policy has its own server (`chairlift serve` with two API keys) and two runs with the same arrivals of
 the key `light`. In the first run the key `heavy` sends as many requests as `light`. In the second one, the flood, it
@@ -215,7 +215,7 @@ def main() -> int:
     parser.add_argument("--output-len", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--png", type=Path)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
     parser.add_argument("serve_options", nargs="*", help="options of chairlift serve, after --")
     given = parser.parse_args()
     workload = TwoKeyWorkload(given.rate, given.seconds, given.input_len, given.output_len, given.seed)

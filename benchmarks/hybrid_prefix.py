@@ -68,7 +68,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--load-format", default="auto")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
     return parser.parse_args()
 
 

@@ -54,7 +54,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--load-format", default="auto", help="auto or dummy (random weights)")
     parser.add_argument("--quantization", help="format of the weights; default: those of the file")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
     return parser.parse_args()
 
 

@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--readers", type=int, nargs="+", default=[0, 1, 5])
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
     parser.add_argument("--read", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.read is not None:

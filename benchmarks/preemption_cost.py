@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--num-threads", type=int)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
     options = parser.parse_args()
     rows = {block_size: measure(options, block_size) for block_size in BLOCK_SIZES}
     table = Table(title=f"A preempted request of {options.tokens} tokens, milliseconds")

@@ -2,7 +2,7 @@
 
     python -m benchmarks.profile_step [--model PATH] [--kernels torch,native] [--batch-sizes 1,16,64]
                                       [--context 128] [--steps 48] [--rounds 3]
-                                      [--load-format dummy] [--quantization q4_0]
+                                      [--load-format dummy] [--quantization q4_0] [--json]
 
 Timers wrap the kernels before the model is built, and other functions of the finished engine. Layers are called one by
 one, while an engine repeats native layers in one call, which is a tenth faster at batch 1. The time of a section
@@ -344,7 +344,7 @@ def main() -> None:
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--load-format", default="auto", help="auto or dummy (random weights)")
     parser.add_argument("--quantization", help="format of the weights of native kernels; default: those of the file")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
     args = parser.parse_args()
     model, profiles = profile_kernel_sets(args)
     tables = [step_table(name, profile) for name, profile in profiles.items()]

@@ -23,7 +23,7 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -280,7 +280,8 @@ def main() -> int:
     result = {"capacity_requests_per_s": capacity, "rows": records}
     capacity_line = f"capacity: {capacity:.2f} requests/s at {args.max_num_seqs} seats"
     tables = [make_table(source, rows) for source in dict.fromkeys(row.source for row in rows)]
-    options = {**vars(args), "policies": ",".join(policy.name for policy in args.policies)}
+    chosen = {"policies": ",".join(policy.name for policy in args.policies), "goodput": asdict(args.goodput)}
+    options = {**vars(args), **chosen, "trace": args.trace and args.trace.name}
     print_result("queue_order", options, result, [capacity_line, *tables], as_json=args.json, width=200)
     return 1 if any(map(exceeds_bound, rows)) else 0
 

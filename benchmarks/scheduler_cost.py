@@ -1,7 +1,7 @@
 """Measures the cost of the scheduler: microseconds of `schedule` and `update` per running request and step.
 
     python -m benchmarks.scheduler_cost [--running 10,100,1000,10000] [--waiting 0,100000] [--policies fcfs]
-                                        [--steps 300] [--repeats 5]
+                                        [--steps 300] [--repeats 5] [--json]
 
 Every step has its result at once, so only the scheduler runs, without event sinks. Requests belong to ten tenants in
 turn. Under mlfq the waiting requests take seats, so its cost includes a preemption and an admission in most steps. The
@@ -17,7 +17,7 @@ import time
 from itertools import product
 
 from benchmarks.common import print_result
-from rich.table import Table
+from rich.table import Column, Table
 
 from chairlift.config import DEFAULT_LENGTH_PREDICTOR, SchedulerConfig
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
@@ -78,9 +78,10 @@ def main() -> None:
     parser.add_argument("--policies", default="fcfs")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
     args = parser.parse_args()
-    rows, table = [], Table("running", "waiting", "policy", "µs/request/step", "min", "max", "ratio")
+    headers = ("running", "waiting", "policy", "µs/request/step", "min", "max", "ratio")
+    rows, table = [], Table(*(Column(header, justify="right") for header in headers))
     sizes = product(map(int, args.running.split(",")), map(int, args.waiting.split(",")))
     for running, waiting in sizes:
         policies = args.policies.split(",")

@@ -1,6 +1,7 @@
 """Checks continuous batching by its events: 48 requests at the start, a few seats, and one long prompt.
 
     python -m benchmarks.seats [--max-num-seqs 16] [--max-num-batched-tokens 256] [--long-prompt 2048] [--svg FILE]
+                               [--json]
 
 Output lengths are forced, from 8 to 256 tokens, shuffled. The claims are checked with the events alone:
 
@@ -263,7 +264,7 @@ def main() -> int:
     parser.add_argument("--long-prompt", type=int, default=2048)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--svg", type=Path)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
     args = parser.parse_args()
     log = EventList()
     config = EngineConfig(

@@ -1,7 +1,7 @@
 """Compares output tokens/s with and without speculative decoding on the same engine and the same prompts.
 
     python -m benchmarks.speculation [--model MODEL] [--workload copying] [--concurrency 1,2,4,16] [--rounds 5]
-                                     [--speculative-config '{"method": "ngram"}'] [--quantization int8]
+                                     [--speculative-config '{"method": "ngram"}'] [--quantization int8] [--json]
 
 Workloads:
 
@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--speculative-config", type=json.loads, default={"method": "ngram"})
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
     options = parser.parse_args()
     results = compare(options)
     table = Table(title=f"Speculative decoding: {options.workload}, {options.model or 'default model'}")

@@ -2,6 +2,7 @@
 
     python -m benchmarks.speculation_break_even --model MODEL --draft-model MODEL [--quantization int8]
                                                 [--draft-tokens 4] [--probabilities 0,0.2,0.4,0.6,0.8,1] [--rounds 5]
+                                                [--json]
 
 The draft model computes as it does in operation, but each of its tokens is replaced by the right one with the given
 probability, and otherwise by a wrong one. So models with random weights can be measured, whose own proposals would
@@ -162,7 +163,7 @@ def main() -> None:
     parser.add_argument("--prompt-len", type=int, default=128)
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
     options = parser.parse_args()
     points, engine = measure(options)
     threshold = break_even(engine, options.draft_tokens)

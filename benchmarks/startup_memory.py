@@ -182,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--num-requests", type=int, default=32)
     parser.add_argument("--input-len", type=int, default=200)
     parser.add_argument("--output-len", type=int, default=56)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
     parser.add_argument("serve_options", nargs="*")
     args = parser.parse_args(arguments)
     print_starts([measure(args) for _ in range(args.repeats)], args)

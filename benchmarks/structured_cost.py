@@ -1,6 +1,6 @@
 """Measures the cost of structured outputs: microseconds of masks for each row, and the time of the step.
 
-    python -m benchmarks.structured_cost [--model NAME] [--batch-size 8] [--max-tokens 96] [--num-threads N]
+    python -m benchmarks.structured_cost [--model NAME] [--batch-size 8] [--max-tokens 96] [--num-threads N] [--json]
 
 The model answers the same prompts without a structure and with several structures. "mask" is the time to accept the
 last token and compute the next mask, and "apply" the time to mask the logits, both for each row over all steps.
@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import numpy as np
 from benchmarks.common import print_result
-from rich.table import Table
+from rich.table import Column, Table
 
 from chairlift import LLM, SamplingParams, StructuredOutputs
 from chairlift.kernels.cpu.sampling import NativeSampling
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--num-threads", type=int)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
     args = parser.parse_args()
     sizes = {"num_kv_blocks": 64 * args.batch_size, "max_num_seqs": args.batch_size, "max_num_batched_tokens": 512}
     llm = LLM(args.model, **sizes, disable_hybrid_kv_cache_manager=True, num_threads=args.num_threads)
@@ -146,7 +146,8 @@ def main() -> None:
     }
     columns = ("compile", "again", "mask", "mask p99", "apply", "step", "share")
     units = ("ms", "ms", "µs a row", "µs a row", "µs a row", "µs", "%")
-    table = Table("", *(f"{column}, {unit}" for column, unit in zip(columns, units, strict=True)))
+    headers = (f"{column}, {unit}" for column, unit in zip(columns, units, strict=True))
+    table = Table("", *(Column(header, justify="right") for header in headers))
     for name, row in rows.items():
         table.add_row(name, *(f"{row[column]:.2f}" for column in columns))
     line = f"the first grammar of all: {first:.0f} ms"

@@ -1,7 +1,7 @@
 """Predicts the time of the linear layers of a step for 1 to 128 threads, and compares it with measurements.
 
     python -m benchmarks.thread_scaling [--model PATH] [--format q4_0] [--rows 1,16,64,256] [--measured 1,2]
-                                        [--threads 4,8,16,32,64,128] [--bandwidth-limit GB_PER_S] [--rounds 5]
+                                        [--threads 4,8,16,32,64,128] [--bandwidth-limit GB_PER_S] [--rounds 5] [--json]
 
 A step of T rows on n threads takes
 
@@ -197,7 +197,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=numbers, default=[4, 8, 16, 32, 64, 128], help="predicted numbers of threads")
     parser.add_argument("--bandwidth-limit", type=float, help="maximum GB/s of the memory of the predicted machine")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
     return parser.parse_args()
 
 

@@ -1,7 +1,7 @@
 """Compares the KV memory of a model with sliding windows, with and without the release of blocks that left a window.
 
     python -m benchmarks.window_memory [--model FOLDER] [--context 8192] [--output-len 64] [--memory 1GiB]
-                                       [--quantization q8_0]
+                                       [--quantization q8_0] [--json]
 
 The model is a folder with config.json; its weights are random. Without --model it has the shape of Gemma 3 270M: 15
 layers with a window of 512 tokens, and 3 that attend to all tokens. One request of `context` tokens runs alone, once
@@ -196,7 +196,7 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-num-batched-tokens", type=int, default=512, help="the token budget of a step")
     parser.add_argument("--memory", default="1GiB", help="KV memory for the number of requests that fit")
     parser.add_argument("--quantization", help="as for chairlift serve")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
     return parser.parse_args(words)
 
 

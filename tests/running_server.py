@@ -65,6 +65,11 @@ class RunningServer:
         headers = {"Authorization": f"Bearer {api_key}"}
         return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=AMPLE_SECONDS, verify=NO_TLS)
 
+    def logged_calls(self) -> list[dict[str, Any]]:
+        """The lines of the access log, without a half-written last one. A line is written after its answer is sent."""
+        assert self.access_log is not None
+        return [json.loads(line) for line in self.access_log.open() if line.endswith("\n")]
+
     def connect(self, receive_buffer: int | None = None) -> socket.socket:
         """A plain connection."""
         connection = socket.socket()

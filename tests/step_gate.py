@@ -37,6 +37,14 @@ class StepGate:
         for permits in self._permits:
             permits.release(num_steps)
 
+    def has_steps_left(self) -> bool:
+        """Whether an engine has not begun all the steps that it may compute."""
+        for permits in self._permits:
+            if permits.acquire(blocking=False):
+                permits.release()
+                return True
+        return False
+
     def open(self) -> None:
         """Let the engines compute all later steps."""
         self._is_open = True

@@ -158,8 +158,8 @@ class GGUFFile:
         metadata: key -> int, float, bool, str or list of them.
 
     Raises:
-        ModelLoadError: a file is missing, truncated, damaged, not a GGUF file, or of an unsupported version or byte
-            order, or the files are not the parts of one model.
+        ModelLoadError: a file is missing, truncated, damaged (in the positions of tensors: when they are read), not a
+            GGUF file, or of an unsupported version or byte order, or the files are not the parts of one model.
     """
 
     def __init__(self, path: Path) -> None:

@@ -82,7 +82,7 @@ def create_models_app(
 
     Returns:
         The application. `app.state.admission` counts the calls in progress and can drain the server, `app.state.models`
-        is the manager, and `app.state.paths` lists the paths of the endpoints.
+        is the manager, and `app.state.paths` lists the paths of the routes.
     """
     admission = AdmissionController(options.limits, options.access.keys)
     listeners = options.observability.listeners()

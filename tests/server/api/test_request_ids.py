@@ -171,7 +171,5 @@ def test_errors_have_an_id_that_is_in_the_log(api_server: RunningServer) -> None
 
 
 def wait_for_line(server: RunningServer, call_id: str) -> None:
-    """Wait for the line of a call in the access log, which is written after the response."""
-    assert server.access_log is not None
-    log = server.access_log
-    wait_for(lambda: call_id in [json.loads(line).get("request_id") for line in log.open()])
+    """Wait for the line of a call in the access log."""
+    wait_for(lambda: call_id in [line.get("request_id") for line in server.logged_calls()])

@@ -308,6 +308,14 @@ def test_health(server: RunningServer) -> None:
     assert httpx.get(f"{server.url}/version").json() == {"version": __version__}
 
 
+def test_openapi_puts_each_operation_into_one_group(api_server: RunningServer) -> None:
+    paths = httpx.get(f"{api_server.url}/openapi.json").json()["paths"]
+    operations = {(path, method): operation for path, methods in paths.items() for method, operation in methods.items()}
+    assert {
+        key: operation.get("tags") for key, operation in operations.items() if len(operation.get("tags", ())) != 1
+    } == {}
+
+
 @pytest.mark.parametrize(
     ("name", "fields"),
     [

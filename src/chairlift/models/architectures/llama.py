@@ -36,8 +36,8 @@ class LlamaConfigReader:
         output_bias_key: without `qkv_bias`, the field that says whether the output projection has a bias; None if it
             has none.
         norms, qk_norm, activation, gated, fused_projections: see LlamaSizes.
-        reads_rope: whether all layers have the same rotary embedding, which `rope` of LlamaSizes is.
-        rotates_windows_only: whether only layers with a window have it, if there are any.
+        reads_rope: whether the reader reads one rotary embedding; False if each layer has its own, or none has one.
+        rotates_windows_only: whether layers without a window have no rotary embedding, if any layer has a window.
         experts: (fields, the sizes without experts) -> the experts of a layer; None for a model without them.
         has_recurrence: whether layers of a GGUF file may have no heads.
         has_latent: whether V has another width than K.

@@ -22,7 +22,7 @@ struct IsaTable {
 
 // A table of other functions than those of its base is made by the first call, because a global would be initialized with
 // instructions that the CPU may not have.
-#ifndef CHAIRLIFT_LEAST_ISA  // that of every CPU
+#ifndef CHAIRLIFT_LEAST_ISA  // the slowest one, which is used without a look at the CPU
 #define CHAIRLIFT_LEAST_ISA portable
 #endif
 namespace CHAIRLIFT_LEAST_ISA { extern const IsaTable kTable; }

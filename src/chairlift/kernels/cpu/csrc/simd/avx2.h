@@ -29,9 +29,22 @@ static inline void hold(Vector& x) {
 static inline F zero() { return _mm256_setzero_ps(); }
 static inline F set1(float x) { return _mm256_set1_ps(x); }
 static inline F load(const float* p) { return _mm256_loadu_ps(p); }
-static inline F load_n(const float* p, int n) { return _mm256_maskload_ps(p, first_lanes(n)); }
 static inline void store(float* p, F x) { _mm256_storeu_ps(p, x); }
+#ifdef __SANITIZE_THREAD__  // It does not see instructions with masks.
+static inline F load_n(const float* p, int n) {
+  float lanes[kLanes] = {};
+  std::memcpy(lanes, p, n * sizeof(float));
+  return load(lanes);
+}
+static inline void store_n(float* p, F x, int n) {
+  float lanes[kLanes];
+  store(lanes, x);
+  std::memcpy(p, lanes, n * sizeof(float));
+}
+#else
+static inline F load_n(const float* p, int n) { return _mm256_maskload_ps(p, first_lanes(n)); }
 static inline void store_n(float* p, F x, int n) { _mm256_maskstore_ps(p, first_lanes(n), x); }
+#endif
 
 static inline F add(F a, F b) { return _mm256_add_ps(a, b); }
 static inline F sub(F a, F b) { return _mm256_sub_ps(a, b); }

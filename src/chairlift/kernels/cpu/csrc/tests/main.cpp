@@ -19,8 +19,8 @@ static void run(const char* name, void (*test)()) {
 }  // namespace chairlift::test
 
 #ifdef __SANITIZE_ADDRESS__
-// Undefined behaviour in kernels executes an illegal instruction (CMakeLists.txt), whose stack is printed.
-extern "C" const char* __asan_default_options() { return "handle_sigill=1"; }
+// Undefined behaviour in kernels executes a trap (CMakeLists.txt), whose stack is printed: SIGILL on x86, SIGTRAP on Arm.
+extern "C" const char* __asan_default_options() { return "handle_sigill=1:handle_sigtrap=1"; }
 #endif
 
 int main() {
