@@ -123,7 +123,7 @@ def test_the_memory_bar_fills_its_width(slots: dict[str, int], width: int) -> No
     found = shares(slots, width)
     assert sum(found.values()) == width
     total = sum(slots.values())
-    assert all(abs(found[kind] - slots[kind] * width / total) < 1 for kind in KINDS)
+    assert all(abs(found[kind] * total - slots[kind] * width) <= total for kind in KINDS)
 
 
 def test_an_invalid_url_is_rejected() -> None:
