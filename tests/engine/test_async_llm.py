@@ -320,7 +320,10 @@ def test_a_static_batch_returns_its_answers_at_its_end_even_if_a_request_is_abor
 def test_an_answer_has_the_stats_of_its_request(make_llm: Make) -> None:
     async def run() -> list[RequestOutput]:
         llm = make_llm(max_num_seqs=1)
-        outputs = await asyncio.gather(answer(llm, [5, 6, 7], forced(8)), answer(llm, [8, 9], forced(4, n=2)))
+        with StepGate(llm.engine.core):  # The second one arrives before the first one has ended.
+            calls = asyncio.gather(answer(llm, [5, 6, 7], forced(8)), answer(llm, [8, 9], forced(4, n=2)))
+            await until(lambda: llm.num_unfinished == 2)
+        outputs = await calls
         llm.close()
         return outputs
 

@@ -143,6 +143,8 @@ def test_an_error_in_a_step_ends_its_requests(tiny_model_dir: ModelDir, tmp_path
 def test_the_reason_of_an_exit_may_arrive_after_it(
     tiny_model_dir: ModelDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(engine_child, "LAST_MESSAGE_SECONDS", AMPLE_SECONDS)
+
     async def run() -> None:
         config = tiny_config(tiny_model_dir("llama"), max_num_seqs=8)
         client = started(config, faulty("once-raise", 1, tmp_path, is_fake=True))
@@ -169,15 +171,17 @@ def test_the_reason_of_an_exit_may_arrive_after_it(
 def test_a_fork_that_keeps_the_connection_of_a_dead_engine_delays_the_restart_only(
     tiny_model_dir: ModelDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_child, "LAST_MESSAGE_SECONDS", 0.1)
+    monkeypatch.setattr(engine_child, "LAST_MESSAGE_SECONDS", AMPLE_SECONDS)
     monkeypatch.setattr(wire.FrontLink, "has_sender", True)
     config = tiny_config(tiny_model_dir("llama"), max_num_seqs=8)
 
     async def run() -> None:
         client = started(config, faulty("once-raise", 1, tmp_path, is_fake=True), watchdog_timeout=0.0)
         llm = AsyncLLM(client=client)
-        lost = await asyncio.wait_for(outcome(llm, [5], forced(50)), AMPLE_SECONDS)
-        assert isinstance(lost, EngineDeadError)
+        lost = asyncio.create_task(outcome(llm, [5], forced(50)))
+        await until(lambda: client._failure != "")
+        monkeypatch.setattr(engine_child, "LAST_MESSAGE_SECONDS", 0.1)  # The last message has arrived.
+        assert isinstance(await lost, EngineDeadError)
         assert len(tokens(await outcome(llm, [6], forced(2)))) == 2
         llm.close()
 
