@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from chairlift import AsyncLLM
+from chairlift.server import draining_server
 from chairlift.server.access.access_options import ServerLimits
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.keys import ANONYMOUS
@@ -37,8 +38,12 @@ def num_tokens(line: str) -> int:
 
 
 @pytest.fixture
-def draining(request: pytest.FixtureRequest, tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
-    """A server whose drain_timeout is the parameter."""
+def draining(
+    request: pytest.FixtureRequest, tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RunningServer]:
+    """A server whose drain_timeout is the parameter, and which has ample time to send its responses after it."""
+    for name in ("STOP_SECONDS", "FORCED_STOP_SECONDS"):
+        monkeypatch.setattr(draining_server, name, round(AMPLE_SECONDS))
     llm = AsyncLLM(
         model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1, max_num_seqs=2
     )

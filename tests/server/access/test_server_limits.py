@@ -56,8 +56,7 @@ def guarded(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
 def server(guarded: RunningServer) -> Iterator[RunningServer]:
     yield guarded
     guarded.wait_until_idle()
-    wait_for(lambda: guarded.admission.num_calls == 0)
-    assert guarded.admission.num_queued_requests == 0
+    wait_for(lambda: guarded.admission.num_calls == guarded.admission.num_queued_requests == 0)
 
 
 # -- keys --------------------------------------------------------------------------------------------------------

@@ -162,8 +162,11 @@ def test_events_are_streamed_as_they_are_logged(tight: RunningServer) -> None:
     ask(tight, "watched", max_tokens=3)
     reader.join()
     events = [from_json(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
-    assert [event.type for event in events[:2]] == ["engine_started", "request_arrived"]
-    assert {"step", "request_arrived"} <= {event.type for event in events}
+    kinds = [event.type for event in events]
+    assert kinds[0] == "engine_started"
+    # The last step of an earlier request may be reported after its response.
+    assert [kind for kind in kinds if kind != "step"] == ["engine_started", "request_arrived"]
+    assert "step" in kinds
 
 
 def test_ready_and_health(tight: RunningServer) -> None:

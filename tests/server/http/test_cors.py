@@ -34,12 +34,7 @@ def serve(folder: Path, **options: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("log") / "access.jsonl"
-
-
-@pytest.fixture(scope="module")
-def guarded(tiny_model_dir: Callable[..., Path], log: Path) -> Iterator[RunningServer]:
+def guarded(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server that the page may call, with two keys, one of which is limited to one request per minute."""
     keys = KeyRing(
         [
@@ -47,7 +42,8 @@ def guarded(tiny_model_dir: Callable[..., Path], log: Path) -> Iterator[RunningS
             Key("limited", digest(LIMITED_KEY), requests_per_minute=1),
         ]
     )
-    options = {"limits": ServerLimits(max_body_bytes=2048), "observability": ObservabilityOptions("json", log)}
+    log = ObservabilityOptions("json", tmp_path_factory.mktemp("log") / "access.jsonl")
+    options = {"limits": ServerLimits(max_body_bytes=2048), "observability": log}
     with serve(tiny_model_dir("llama"), keys=keys, allowed_origins=(PAGE,), **options) as running:
         yield running
 
@@ -74,15 +70,16 @@ def is_readable(answer: httpx.Response) -> bool:
     return answer.headers.get("access-control-allow-origin") == PAGE and "Origin" in answer.headers["vary"]
 
 
-def logged(log: Path, status: int) -> dict[str, Any]:
-    """Wait until the last line of the access log has this status, and return it."""
+def logged(server: RunningServer, answer: httpx.Response) -> dict[str, Any]:
+    """The line of a call in the access log, once it is written."""
 
-    def line() -> dict[str, Any]:
-        return dict(json.loads(log.read_text().splitlines()[-1]))
+    def lines() -> list[dict[str, Any]]:
+        return [line for line in server.logged_calls() if line.get("request_id") == answer.headers["x-request-id"]]
 
-    wait_for(lambda: line()["status"] == status)
-    assert line()["path"] == PATH
-    return line()
+    wait_for(lambda: bool(lines()))
+    (line,) = lines()
+    assert (line["path"], line["status"]) == (PATH, answer.status_code)
+    return line
 
 
 @pytest.mark.parametrize("path", [PATH, "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/models"])
@@ -130,9 +127,7 @@ def test_a_page_can_read_every_response(
     assert call(guarded, method, path, origin=FOREIGN, **more).headers.get("access-control-allow-origin") is None
 
 
-def test_an_unexpected_error_can_be_read_and_is_logged(
-    guarded: RunningServer, log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unexpected_error_can_be_read_and_is_logged(guarded: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(*_: Any, **__: Any) -> None:
         raise RuntimeError("a bug")
 
@@ -141,7 +136,7 @@ def test_an_unexpected_error_can_be_read_and_is_logged(
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "internal_server_error"
     assert is_readable(answer)
-    assert logged(log, 500)["key"] == "page"
+    assert logged(guarded, answer)["key"] == "page"
 
 
 def test_a_stream_can_be_read(guarded: RunningServer) -> None:
@@ -161,11 +156,11 @@ def test_the_openai_client_works_in_a_page(guarded: RunningServer) -> None:
     assert raw.parse().usage is not None
 
 
-def test_a_preflight_of_another_page_is_rejected_and_logged(guarded: RunningServer, log: Path) -> None:
+def test_a_preflight_of_another_page_is_rejected_and_logged(guarded: RunningServer) -> None:
     answer = preflight(guarded, FOREIGN)
     assert answer.status_code == 400
     assert "access-control-allow-origin" not in answer.headers
-    assert logged(log, 400)["method"] == "OPTIONS"
+    assert logged(guarded, answer)["method"] == "OPTIONS"
 
 
 def test_by_default_no_page_may_call(tiny_server: RunningServer) -> None:

@@ -39,7 +39,7 @@ def stream(server: RunningServer, prompt: list[int], begun: threading.Event | No
         assert response.status_code == 200
         lines = []
         for line in response.iter_lines():
-            if begun is not None:
+            if begun is not None and line.startswith("data: "):  # and not a ping
                 begun.set()
             lines.append(line)
     data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
