@@ -45,11 +45,12 @@ class ReplicatedServer:
     mark: str
     lines: list[str] = field(default_factory=list)
     url: str = ""
+    reader: threading.Thread = field(init=False)
 
-    def read(self) -> None:
-        """Collect the lines of standard error."""
+    def __post_init__(self) -> None:
         assert self.process.stderr is not None
-        self.lines.extend(self.process.stderr)
+        self.reader = threading.Thread(target=self.lines.extend, args=(self.process.stderr,), daemon=True)
+        self.reader.start()
 
     def wait_until_ready(self) -> None:
         def is_ready() -> bool:
@@ -107,7 +108,6 @@ def server(tmp_path: Path) -> Iterator[ReplicatedServer]:
     ]  # fmt: skip
     with marked_process(command, str(tmp_path), stderr=subprocess.PIPE, process_group=0) as process:
         found = ReplicatedServer(process, str(tmp_path))
-        threading.Thread(target=found.read, daemon=True).start()
         found.wait_until_ready()
         yield found
 
@@ -133,6 +133,7 @@ def test_signals_to_the_process_group_let_a_stream_finish_and_then_end_the_serve
         server.send_signal_to_group(signal.SIGINT)
         assert server.process.wait(AMPLE_SECONDS) == 0, server.text()
     wait_for(lambda: not server.processes())
+    server.reader.join(AMPLE_SECONDS)
     assert "calls end with an error because the server stops" in server.text()  # the stream may still be counted
     for text in ("Thread 0x", "Token authentication", "\x1b["):
         assert text not in server.text()
@@ -193,6 +194,7 @@ def test_without_the_gcs_the_server_answers_and_then_ends_with_a_message(server:
     assert "data: [DONE]" in received, received[-3:]
     assert server.process.wait(AMPLE_SECONDS) == 2, server.text()
     wait_for(lambda: not server.processes())
+    server.reader.join(AMPLE_SECONDS)
     assert (
         "ERROR no replica can be started any more, and the server stops: gcs_server of Ray has ended" in server.text()
     )

@@ -32,6 +32,7 @@ class Served:
     url: str
     process: subprocess.Popen[str]
     stderr_lines: list[str] = field(default_factory=list)
+    reader: threading.Thread = field(init=False)
 
     def processes(self) -> list[psutil.Process]:
         """Return the HTTP process, the engine process and their child processes."""
@@ -77,6 +78,7 @@ def serve(options: Mapping[str, Any], **popen: Any) -> Iterator[Served]:
         yield served
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=AMPLE_SECONDS) == 0, "".join(served.stderr_lines)
+        served.reader.join(AMPLE_SECONDS)
     finally:
         if process.poll() is None:
             process.kill()
@@ -88,7 +90,8 @@ def _wait_until_ready(served: Served) -> str:
     for line in served.process.stderr:
         served.stderr_lines.append(line)
         if found := re.search(r"ready in [\d.]+ s: (\S+)/v1 (?:answers|loads)", line):
-            threading.Thread(target=_read_stderr, args=(served,), daemon=True).start()
+            served.reader = threading.Thread(target=_read_stderr, args=(served,), daemon=True)
+            served.reader.start()
             return found[1]
     raise AssertionError("".join(served.stderr_lines))
 

@@ -72,13 +72,15 @@ class SoakCalls:
         return answer
 
     async def _read(self, path: str, method: str = "GET", seconds: float = READ_SECONDS, **options: Any) -> int:
-        """Read a stream, disconnect after some seconds, and return the number of lines."""
+        """Read a stream, disconnect some seconds after its first line, and return the number of lines."""
         num_lines = 0
         async with self._http.stream(method, path, **options) as response:
             assert response.status_code == 200, f"{path}: {await response.aread()!r:.400}"
             try:
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout(None) as limit:
                     async for _line in response.aiter_lines():
+                        if not num_lines:
+                            limit.reschedule(asyncio.get_running_loop().time() + seconds)
                         num_lines += 1
             except TimeoutError:
                 pass
