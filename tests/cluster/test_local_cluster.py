@@ -211,6 +211,28 @@ def test_a_host_with_other_users_is_rejected(monkeypatch: pytest.MonkeyPatch) ->
         LocalCluster(EngineConfig(num_threads=1), ClusterOptions(1))
 
 
+def test_the_start_waits_for_the_node_of_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray._private import services
+
+    from chairlift.cluster import ray_processes
+
+    def get_node(*arguments: str) -> tuple[str, ...]:
+        calls.append(arguments)
+        if len(calls) < 3:
+            raise RuntimeError("not registered")
+        return arguments
+
+    calls: list[tuple[str, ...]] = []
+    monkeypatch.setattr(services, "get_node", get_node)
+    with ray_processes.RayProcesses._own_group(object.__new__(ray_processes.RayProcesses)):
+        assert services.get_node("address", "node") == ("address", "node")  # type: ignore[no-untyped-call]
+    assert (len(calls), services.get_node) == (3, get_node)
+    calls.clear()
+    monkeypatch.setattr(ray_processes, "NODE_SECONDS", 0.0)
+    with pytest.raises(RuntimeError, match="not registered"):
+        ray_processes.wait_for_node(get_node)
+
+
 def test_a_token_is_written_into_a_new_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from chairlift.cluster.ray_processes import write_token
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -53,8 +54,10 @@ class RayServer:
 @pytest.fixture(scope="module")
 def settings() -> Iterator[None]:
     """The settings of deploy/ray/cluster.env, with a home whose name is short enough for the paths of sockets."""
-    from ray._private import ray_constants
+    from ray._private import ray_constants, services
     from ray.serve._private import api, client
+
+    from chairlift.cluster.ray_processes import wait_for_node
 
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as home:
         patch.setenv("HOME", home)
@@ -64,6 +67,7 @@ def settings() -> Iterator[None]:
         patch.setenv("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "0")  # No client is left when it ends.
         # Ray has read this setting when it was imported: the driver would choose another address than Ray's processes.
         patch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)
+        patch.setattr(services, "get_node", partial(wait_for_node, services.get_node))
         for module in (api, client):  # It would give up after 60 s, which a busy machine needs.
             patch.setattr(module, "HTTP_PROXY_TIMEOUT", 240)
         yield

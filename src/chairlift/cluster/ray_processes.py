@@ -11,7 +11,9 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +23,8 @@ from ray._private import services
 
 from chairlift.system.child_process import ChildProcess
 
+NODE_SECONDS: Final = 120.0
+"""Maximum seconds until a node of Ray is registered. Ray waits for 30, which the start on a busy machine exceeds."""
 SHUTDOWN_SECONDS: Final = 0.4
 """Maximum seconds in which the processes of Ray can end by themselves. A second signal ends the server 1.2 s later."""
 KILL_SECONDS: Final = 0.2
@@ -79,8 +83,8 @@ class RayProcesses:
 
     @contextlib.contextmanager
     def _own_group(self) -> Iterator[None]:
-        """Let Ray start its processes in the process group of the watchdog."""
-        processes, popen = self, services.ConsolePopen
+        """Let Ray start its processes in the process group of the watchdog, and wait for its node."""
+        processes, popen, get_node = self, services.ConsolePopen, services.get_node
 
         class GroupedProcess(popen):  # type: ignore[misc, valid-type]
             def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -89,10 +93,12 @@ class RayProcesses:
                     processes._vital[name] = self
 
         services.ConsolePopen = GroupedProcess  # type: ignore[misc]
+        services.get_node = partial(wait_for_node, get_node)
         try:
             yield
         finally:
             services.ConsolePopen = popen  # type: ignore[misc]
+            services.get_node = get_node
 
     def _watch(self, name: str, process: subprocess.Popen[bytes]) -> None:
         """Report the end of a vital process."""
@@ -122,6 +128,18 @@ class RayProcesses:
                 atexit.unregister(ray.shutdown)
         if not self._has_loss:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def wait_for_node(get_node: Callable[..., Any], *arguments: str) -> Any:
+    """Call `get_node` until the node is registered; raises RuntimeError after NODE_SECONDS."""
+    deadline = time.monotonic() + NODE_SECONDS
+    while True:
+        try:
+            return get_node(*arguments)
+        except RuntimeError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.1)
 
 
 def write_token(path: Path) -> None:
