@@ -171,12 +171,14 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(server: RunningServer) -> No
         return before
 
     read_until("> ")
-    os.write(controller, b"Write a long story about a dragon and a knight.\n")
-    read_until(r"knight\.")
-    wait_for(lambda: server.llm.num_unfinished == 1)
-    read_until(r"\w\w")  # The words of the answer depend on the seed.
-    os.kill(process.pid, signal.SIGINT)
-    read_until("> ")
+    with server.hold_steps() as gate:  # The answer does not end before it is stopped.
+        gate.allow(20)
+        os.write(controller, b"Write a long story about a dragon and a knight.\n")
+        read_until(r"knight\.")
+        wait_for(lambda: server.llm.num_unfinished == 1)
+        read_until(r"\w\w")  # The words of the answer depend on the seed.
+        os.kill(process.pid, signal.SIGINT)
+        read_until("> ")
     server.wait_until_idle()
     os.write(controller, b"/set max_tokens 5\n")
     read_until(r"max_tokens is 5\.")

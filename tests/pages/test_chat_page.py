@@ -59,10 +59,12 @@ def test_an_answer_streams_with_its_timing_and_a_link_to_its_lane(
 
 def test_stop_keeps_the_part_that_was_received_and_ends_the_request(chat: Page, server: RunningServer) -> None:
     set_parameters(chat, temperature="0", max_tokens="2000")
-    send(chat, "Write the numbers from 1 to 1000, one per line.")
-    expect(chat.locator(".message.assistant .content").last).to_contain_text(re.compile(r"\w"))
-    chat.get_by_role("button", name="Stop").click()
-    expect(chat.locator("#send")).to_be_visible()
+    with server.hold_steps() as gate:  # The answer does not end before it is stopped.
+        gate.allow(9)
+        send(chat, "Write the numbers from 1 to 1000, one per line.")
+        expect(chat.locator(".message.assistant .content").last).to_contain_text(re.compile(r"\w"))
+        chat.get_by_role("button", name="Stop").click()
+        expect(chat.locator("#send")).to_be_visible()
     wait_for(lambda: not server.llm.num_unfinished)
     assert chat.locator(".message.assistant .content").last.inner_text()
     assert chat.locator("#log .problem").all_inner_texts() == ["", ""]
@@ -198,6 +200,8 @@ def test_two_tabs_keep_the_conversations_of_each_other(browser: Browser, server:
         for tab in tabs:
             tab.goto(f"{server.url}/chat")
         for number, tab in enumerate(tabs):
+            # A tab saves its list, and learns of what the other one has saved a little later.
+            expect(tab.locator("#conversations button")).to_have_count(1 + number)
             set_parameters(tab, max_tokens="4")
             send(tab, f"In tab {number}")
             finish(tab)

@@ -123,8 +123,10 @@ def _num_colors(page: Page, selector: str) -> int:
 
 def test_a_cell_of_the_lanes_shows_and_selects_its_request(page: Page, live: RunningServer) -> None:
     open_page(page, live)
-    send_burst(page, num_requests="8", min_output_tokens="200", max_output_tokens="200")
-    wait_for(lambda: not live.llm.num_unfinished)
+    with live.hold_steps() as gate:
+        send_burst(page, num_requests="8", min_output_tokens="200", max_output_tokens="200")
+        gate.allow(4)
+        expect(page.locator("#figure-running")).to_have_text("8 / 8")
     expect(page.locator("#figure-running")).to_have_text("0 / 8")
     page.locator("#lanes").scroll_into_view_if_needed()
     box = page.locator("#lanes").bounding_box()
