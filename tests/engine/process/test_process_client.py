@@ -31,7 +31,7 @@ from chairlift.outputs import RequestOutput
 from fakes import expected_tokens
 from process_engines import FAKE_ENGINE, faulty, forced, outcome, started, tiny_config
 from tiny_tokenizer import add_tokenizer
-from waiting import AMPLE_SECONDS, until
+from waiting import AMPLE_SECONDS, until, wait_for
 
 ModelDir = Callable[..., Path]
 
@@ -39,6 +39,18 @@ ModelDir = Callable[..., Path]
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restart_policy, "FIRST_BACKOFF", 0.01)
+
+
+@pytest.fixture
+def whole_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stacks are read when the main thread, which is the last one, has written its own, which may be late."""
+    read = engine_child.EngineChild.stacks
+
+    def stacks(child: engine_child.EngineChild) -> str:
+        wait_for(lambda: " in main\n" in read(child))
+        return read(child)
+
+    monkeypatch.setattr(engine_child.EngineChild, "stacks", stacks)
 
 
 def tokens(answer: RequestOutput | Exception) -> list[int]:
@@ -190,6 +202,7 @@ def test_a_fork_that_keeps_the_connection_of_a_dead_engine_delays_the_restart_on
         started(config, (sys.executable, "-c", "raise SystemExit(3)"), watchdog_timeout=0.0)
 
 
+@pytest.mark.usefixtures("whole_stacks")
 def test_the_stacks_of_a_stuck_engine_are_logged_and_it_is_restarted(
     tiny_model_dir: ModelDir, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -368,6 +381,7 @@ def test_an_unsupported_architecture_comes_before_a_missing_tokenizer(tiny_model
         LLM(model=str(folder), num_kv_blocks=20)
 
 
+@pytest.mark.usefixtures("whole_stacks")
 def test_a_first_start_that_is_stuck_raises_an_error_with_its_position(
     tiny_model_dir: ModelDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
