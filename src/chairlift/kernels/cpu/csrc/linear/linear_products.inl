@@ -31,12 +31,6 @@ static inline const Element* vector_of(const uint8_t* stripes, int64_t stripe_by
   return reinterpret_cast<const Element*>(stripes + v / kStripeVectors * stripe_bytes) + v % kStripeVectors * kLanes;
 }
 
-static inline I broadcast4(const void* p) {
-  int32_t four;
-  __builtin_memcpy(&four, p, 4);
-  return iset1(four);
-}
-
 // Prefetches the weights `ahead` of a task, a part with each group of inputs.
 struct Ahead {
   explicit Ahead(const StripeTask& task, bool prefetches = true)
@@ -195,7 +189,7 @@ static inline void round_bf16(const float* y, int64_t count, void* out) {
   for (int64_t i = 0; i < count; i += kLanes) store_bf16(static_cast<uint16_t*>(out) + i, load(y + i));
 }
 
-static void copy_floats(const float* y, int64_t count, void* out) {
+static inline void copy_floats(const float* y, int64_t count, void* out) {
   __builtin_memcpy(out, y, static_cast<size_t>(count) * 4);
 }
 

@@ -3,6 +3,13 @@
 
 namespace chairlift::CHAIRLIFT_ISA {
 
+// The four bytes at p in each lane.
+static inline I broadcast4(const void* p) {
+  int32_t four;
+  __builtin_memcpy(&four, p, 4);
+  return iset1(four);
+}
+
 // e^x. x is clamped to [-87.3, 88.3] first, but below -87.3 the result is 0 exactly (and NaN gives NaN or 0 or a finite
 // number: callers mask). 2^n * p(r) with r in [-ln 2 / 2, ln 2 / 2] and p a minimax polynomial of degree 6; about 2
 // ulp.

@@ -65,6 +65,8 @@ static inline FloatPart floats_of(BitsPart x) { return reinterpret_cast<FloatPar
 static inline BitsPart bits_of(FloatPart x) { return reinterpret_cast<BitsPart>(x); }
 static inline BitsPart bits_of(IntPart x) { return reinterpret_cast<BitsPart>(x); }
 static inline IntPart ints_of(BitsPart x) { return reinterpret_cast<IntPart>(x); }
+// Sums wrap, as those of instructions do. The sanitizer of undefined behaviour would check the lanes of signed sums one by one.
+static inline IntPart add(IntPart a, IntPart b) { return ints_of(bits_of(a) + bits_of(b)); }
 static inline FloatPart all_of(float x) { return FloatPart{x, x, x, x}; }
 
 template <typename Part>
@@ -254,7 +256,7 @@ static inline I iload(const void* p) {
 }
 static inline void istore(void* p, I x) { std::memcpy(p, x.v, sizeof x.v); }
 static inline I iadd(I a, I b) {
-  return parts<I>([&](int i) { return a.v[i] + b.v[i]; });
+  return parts<I>([&](int i) { return add(a.v[i], b.v[i]); });
 }
 static inline I isub_bytes(I a, I b) {
   typedef uint8_t Bytes __attribute__((vector_size(16)));
@@ -298,7 +300,7 @@ static inline I to_int(F x) {
 }
 static inline int32_t ireduce_add(I x) {
   IntPart sum = {};
-  for (const IntPart& part : x.v) sum += part;
+  for (const IntPart& part : x.v) sum = add(sum, part);
   return sum[0] + sum[1] + sum[2] + sum[3];
 }
 static inline void store_s8_n(int8_t* p, I x, int n) {
@@ -324,10 +326,10 @@ static inline F round_even(F x) {
 // acc + the sum of four products of unsigned and signed bytes, lane by lane; exact. Products fit in 16 bits.
 static inline IntPart add_pairs(IntPart acc, ShortPart u, ShortPart s) {
 #ifdef __SSE2__
-  return acc + reinterpret_cast<IntPart>(_mm_madd_epi16(reinterpret_cast<__m128i>(u), reinterpret_cast<__m128i>(s)));
+  return add(acc, reinterpret_cast<IntPart>(_mm_madd_epi16(reinterpret_cast<__m128i>(u), reinterpret_cast<__m128i>(s))));
 #else
   const IntPart products = reinterpret_cast<IntPart>(u * s);
-  return acc + (products >> 16) + (ints_of(bits_of(products) << 16) >> 16);
+  return add(acc, add(products >> 16, ints_of(bits_of(products) << 16) >> 16));
 #endif
 }
 static inline I dot_u8s8(I acc, I u, I s) {

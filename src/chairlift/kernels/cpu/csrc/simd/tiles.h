@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "simd/simd.h"
 #include "simd/tile_products.h"
 
 namespace chairlift::CHAIRLIFT_ISA {
@@ -19,7 +20,48 @@ constexpr bool is_left(int tile) { return tile == 4 || tile == 5; }
 
 #ifdef CHAIRLIFT_EMULATED_TILES
 
-// Plain loops, for tests on CPUs without AMX. A use of tiles that are not configured ends the process.
+// x, with denormals as zero.
+static inline F flush(F x) {
+  return parts<F>([&](int i) {
+    const BitsPart bits = bits_of(x.v[i]), magnitude = bits & 0x7fffffff;
+    return floats_of(magnitude < 0x00800000 ? bits & 0x80000000 : bits);
+  });
+}
+
+// c += a b, for signed bytes in `a`, and signed or unsigned ones in `b`.
+static void add_bytes(uint8_t* c, const uint8_t* a, const uint8_t* b, int row_bytes, bool is_signed) {
+  for (int m = 0; m < kTileRows; ++m, c += kTileRowBytes, a += kTileRowBytes) {
+    I sums = iload(c), excess = izero();
+    for (int k = 0; k < row_bytes; k += 4) {
+      const I left = broadcast4(a + k), right = iload(b + k / 4 * kTileRowBytes);
+      sums = dot_u8s8(sums, is_signed ? isub_bytes(right, ibytes(128)) : right, left);
+      if (is_signed) excess = dot_u8s8(excess, ibytes(128), left);
+    }
+    istore(c, parts<I>([&](int i) { return ints_of(bits_of(sums.v[i]) - bits_of(excess.v[i])); }));
+  }
+}
+
+// c += a b, for bfloat16.
+static void add_bf16(uint8_t* c, const uint8_t* a, const uint8_t* b) {
+  F right[kTileRows][2];
+  for (int k = 0; k < kTileRows; ++k) {
+    const I pairs = iload(b + k * kTileRowBytes);
+    right[k][0] = flush(even_bf16(pairs));
+    right[k][1] = flush(odd_bf16(pairs));
+  }
+  for (int m = 0; m < kTileRows; ++m, c += kTileRowBytes, a += kTileRowBytes) {
+    F even = zero(), odd = zero();
+    for (int k = 0; k < kTileRows; ++k) {
+      const I pair = broadcast4(a + 4 * k);
+      even = flush(fma(flush(even_bf16(pair)), right[k][0], even));
+      odd = flush(fma(flush(odd_bf16(pair)), right[k][1], odd));
+    }
+    auto* const sums = reinterpret_cast<float*>(c);
+    store(sums, flush(add(flush(load(sums)), flush(add(even, odd)))));
+  }
+}
+
+// Vectors of plain C++ (simd/portable.h), for tests on CPUs without AMX. A use of tiles that are not configured ends the process.
 struct Tiles {
   static void configure(int operand_bytes = kTileRowBytes) { state().operand_bytes = operand_bytes; }
   static void release() { configure(0); }
@@ -39,31 +81,15 @@ struct Tiles {
 
   // Sums of four products of signed (A) and unsigned or signed (B) bytes, in int32.
   template <int kC, int kA, int kB>
-  static void dot_s8u8() { dot_s8<uint8_t, kC, kA, kB>(); }
+  static void dot_s8u8() { add_bytes(of(kC), of(kA), of(kB), row_bytes(kA), false); }
   template <int kC, int kA, int kB>
-  static void dot_s8s8() { dot_s8<int8_t, kC, kA, kB>(); }
+  static void dot_s8s8() { add_bytes(of(kC), of(kA), of(kB), row_bytes(kA), true); }
 
   // Sums of products of bfloat16, in float: those of even and of odd inputs are two chains of fma that start at zero, and
   // their sum is added to C. Denormal operands and results are zero (Intel 64 and IA-32 Architectures Software
   // Developer's Manual, volume 2, TDPBF16PS).
   template <int kC, int kA, int kB>
-  static void dot_bf16() {
-    float b[2][kTileRows][16];
-    for (int k = 0; k < kTileRows; ++k)
-      for (int n = 0; n < 16; ++n)
-        for (int odd = 0; odd < 2; ++odd) b[odd][k][n] = bf16(kB, k, 2 * n + odd);
-    for (int m = 0; m < kTileRows; ++m) {
-      float sums[16], pairs[2][16] = {};
-      std::memcpy(sums, of(kC) + m * kTileRowBytes, kTileRowBytes);
-      for (int k = 0; k < kTileRows; ++k) {
-        const float even = bf16(kA, m, 2 * k), odd = bf16(kA, m, 2 * k + 1);
-        for (int n = 0; n < 16; ++n) pairs[0][n] = flush(__builtin_fmaf(even, b[0][k][n], pairs[0][n]));
-        for (int n = 0; n < 16; ++n) pairs[1][n] = flush(__builtin_fmaf(odd, b[1][k][n], pairs[1][n]));
-      }
-      for (int n = 0; n < 16; ++n) sums[n] = flush(flush(sums[n]) + flush(pairs[0][n] + pairs[1][n]));
-      std::memcpy(of(kC) + m * kTileRowBytes, sums, kTileRowBytes);
-    }
-  }
+  static void dot_bf16() { add_bf16(of(kC), of(kA), of(kB)); }
 
  private:
   struct State {
@@ -80,27 +106,6 @@ struct Tiles {
   }
   static int num_rows(int tile) { return tile < kFirstRightTile ? kTileRows : state().operand_bytes / 4; }
   static int row_bytes(int tile) { return is_left(tile) ? state().operand_bytes : kTileRowBytes; }
-  template <typename Right, int kC, int kA, int kB>
-  static void dot_s8() {
-    const auto* a = reinterpret_cast<const int8_t*>(of(kA));
-    const auto* b = reinterpret_cast<const Right*>(of(kB));
-    for (int m = 0; m < kTileRows; ++m) {
-      int32_t sums[16];
-      std::memcpy(sums, of(kC) + m * kTileRowBytes, kTileRowBytes);
-      for (int k = 0; k < row_bytes(kA); ++k)
-        for (int n = 0; n < 16; ++n) sums[n] += a[m * kTileRowBytes + k] * b[k / 4 * kTileRowBytes + n * 4 + k % 4];
-      std::memcpy(of(kC) + m * kTileRowBytes, sums, kTileRowBytes);
-    }
-  }
-  static float flush(float x) { return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x; }
-  static float bf16(int tile, int row, int column) {
-    uint16_t half;
-    std::memcpy(&half, of(tile) + row * kTileRowBytes + column * 2, 2);
-    const uint32_t bits = static_cast<uint32_t>(half) << 16;
-    float x;
-    std::memcpy(&x, &bits, 4);
-    return flush(x);
-  }
 };
 
 #else
