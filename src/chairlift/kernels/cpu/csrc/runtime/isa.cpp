@@ -13,7 +13,7 @@ namespace chairlift {
 
 namespace {
 
-#if defined(CHAIRLIFT_X86)
+#if defined(CHAIRLIFT_HAS_avx512)
 
 // Whether the CPU has tiles with int8 and bfloat16 products (and then AVX-512 BF16), and the kernel lets this process use them. The kernel saves
 // the 8 KiB of tile data only for processes that request it (Documentation/arch/x86/xstate.rst in Linux).
@@ -39,9 +39,9 @@ std::vector<const IsaTable*> tables() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   const bool has_f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c;
+#if defined(CHAIRLIFT_HAS_avx512)
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  const bool has_avx_vnni = has_avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 4));
   const bool has_vnni = has_avx512 && __builtin_cpu_supports("avx512vnni");
   const bool has_bf16 = has_vnni && __builtin_cpu_supports("avx512bf16");
   static const bool has_tiles = has_bf16 && can_use_tiles();
@@ -49,7 +49,11 @@ std::vector<const IsaTable*> tables() {
   if (has_bf16) found.push_back(&avx512_bf16::table());
   if (has_vnni) found.push_back(&avx512_vnni::table());
   if (has_avx512) found.push_back(&avx512::kTable);
+#endif
+#if defined(CHAIRLIFT_HAS_avx_vnni)
+  const bool has_avx_vnni = has_avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 4));
   if (has_avx_vnni) found.push_back(&avx_vnni::table());
+#endif
   if (has_avx2) found.push_back(&avx2::kTable);
 #endif
   found.push_back(&CHAIRLIFT_LEAST_ISA::kTable);
