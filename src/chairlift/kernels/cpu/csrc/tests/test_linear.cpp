@@ -64,36 +64,37 @@ struct Expected {
   double value, tolerance;
 };
 
-// The sum of products, of magnitudes of `weights` and the largest magnitudes in a group of inputs, in double.
-struct GroupSums {
-  double product, magnitudes, largest_weight, largest_input;
-};
-
-UNCHECKED GroupSums group_sums(const double* y, const float* weights, int64_t n) {
-  GroupSums sums = {0, 0, 0, 0};
-  for (int64_t k = 0; k < n; ++k) {
-    const double weight = weights[k], magnitude = weight < 0 ? -weight : weight, input = y[k] < 0 ? -y[k] : y[k];
-    sums.product += weight * y[k];
-    sums.magnitudes += magnitude;
-    sums.largest_weight = sums.largest_weight < magnitude ? magnitude : sums.largest_weight;
-    sums.largest_input = sums.largest_input < input ? input : sums.largest_input;
+// Values in double, with the sum and the largest of the magnitudes in each group of inputs.
+struct Operand {
+  Operand(const Case& c, std::vector<double> of) : values(std::move(of)) {
+    const int64_t size = has_row_scale(c.format) ? c.inputs : kGroup;
+    for (int64_t first = 0; first < c.inputs; first += size) add_group(values.data() + first, std::min(size, c.inputs - first));
   }
-  return sums;
-}
+
+  UNCHECKED void add_group(const double* x, int64_t n) {
+    double sum = 0, most = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const double magnitude = x[i] < 0 ? -x[i] : x[i];
+      sum += magnitude;
+      most = most < magnitude ? magnitude : most;
+    }
+    sums.push_back(sum);
+    largest.push_back(most);
+  }
+
+  std::vector<double> values, sums, largest;
+};
 
 // The product in double. Integer formats may be off by half a step of each input's eight bits, where a step is the
 // largest magnitude of its group (or row) over 127. Products of bfloat16 round inputs to it. The rest is float rounding.
-Expected product(const Case& c, const std::vector<double>& y, const float* weights) {
-  double value = 0, magnitudes = 0, rounding = 0;
-  const int64_t size = has_row_scale(c.format) ? c.inputs : kGroup;
-  for (int64_t first = 0; first < c.inputs; first += size) {
-    const GroupSums sums = group_sums(y.data() + first, weights + first, std::min(size, c.inputs - first));
-    value += sums.product;
-    magnitudes += 3 * static_cast<double>(size) * sums.largest_weight * sums.largest_input;
-    rounding += sums.magnitudes * sums.largest_input / 254;
-  }
+Expected product(const Case& c, const Operand& inputs, const Operand& weights) {
+  const double size = static_cast<double>(has_row_scale(c.format) ? c.inputs : kGroup);
+  const auto groups = static_cast<int64_t>(weights.sums.size());
+  const double rounding = dot(weights.sums.data(), inputs.largest.data(), groups) / 254;
+  const double magnitudes = 3 * size * dot(weights.largest.data(), inputs.largest.data(), groups);
   const bool rounds_to_bf16 = is_bf16(isa().linear.products[static_cast<int>(c.format)].layout);
-  return {value, (is_integer(c.format) ? 1.01 * rounding : rounds_to_bf16 ? rounding : 0) + 4e-6 * magnitudes + 1e-6};
+  return {dot(inputs.values.data(), weights.values.data(), c.inputs),
+          (is_integer(c.format) ? 1.01 * rounding : rounds_to_bf16 ? rounding : 0) + 4e-6 * magnitudes + 1e-6};
 }
 
 std::vector<float> run(const Linear& linear, const Case& c, const std::vector<float>& x,
@@ -108,10 +109,10 @@ bool same_bits(const float* a, const float* b, int64_t n) {
 }
 
 // Checks that single rows, another number of threads and another order of tiles give the same bits. Of many rows these
-// are every ninth, which have all positions in a block.
+// are every seventh, which have all positions in a block. Single rows have no races.
 void check_invariance(const Linear& linear, const Case& c, const std::vector<float>& x,
                       const std::vector<float>& before, const std::vector<float>& out) {
-  for (int64_t row = 0; row < c.rows; row += c.rows < 100 ? 1 : 9) {
+  for (int64_t row = 0; row < (kOnlyRaces ? 0 : c.rows); row += c.rows < 20 ? 1 : 7) {
     const std::vector<float> own(x.begin() + row * c.width(), x.begin() + (row + 1) * c.width());
     const std::vector<float> own_before(before.begin() + row * c.outputs, before.begin() + (row + 1) * c.outputs);
     Case alone = c;
@@ -217,16 +218,17 @@ void check_case(const Case& c, Random& random) {
   }
   const std::vector<float> before = random.normals(c.rows * c.outputs);
   const std::vector<float> out = run(linear, c, x, before);
-  std::vector<std::vector<double>> rows;
+  std::vector<Operand> rows;
   for (int64_t row = 0; row < c.rows; ++row) {
     const std::vector<double> y = prepared(c, x.data() + row * c.width(), norm_weight, norm_bias, kEps);
-    rows.push_back(reordered(y.data(), c.inputs, matrix->input_order()));
+    rows.emplace_back(c, reordered(y.data(), c.inputs, matrix->input_order()));
   }
   for (int64_t o = 0; o < c.outputs; ++o) {
-    const std::vector<float> weights = reordered(unpacked.data() + o * c.inputs, c.inputs, matrix->input_order());
+    const std::vector<float> own = reordered(unpacked.data() + o * c.inputs, c.inputs, matrix->input_order());
+    const Operand weights(c, {own.begin(), own.end()});
     for (int64_t row = 0; row < c.rows; ++row) {
       const auto at = static_cast<size_t>(row * c.outputs + o);
-      const Expected expected = product(c, rows[static_cast<size_t>(row)], weights.data());
+      const Expected expected = product(c, rows[static_cast<size_t>(row)], weights);
       const double rest = (c.has_bias ? bias[static_cast<size_t>(o)] : 0) + (c.add ? before[at] : 0);
       CHECK(near(out[at], expected.value + rest, expected.tolerance + 1e-6 * std::fabs(rest)));
     }
@@ -235,41 +237,64 @@ void check_case(const Case& c, Random& random) {
   check_strides(linear, c, x, before, out);
 }
 
-// The formats whose products have functions that were not tested on another instruction set.
-std::vector<WeightFormat> new_formats() {
-  std::vector<WeightFormat> found;
-  for (int i = 0; i < kNumWeightFormats; ++i) {
-    LinearTiles own = isa().linear;
-    for (int other = 0; other < kNumWeightFormats; ++other)
-      if (other != i) own.products[other] = own.of_many_rows[other] = ProductKernel{};
-    if (is_new(own)) found.push_back(static_cast<WeightFormat>(i));
+// The kernel of a layer of one matrix, see Linear::kernel_of.
+const ProductKernel& kernel_of(WeightFormat format, int64_t rows) {
+  const ProductKernel& of_many = isa().linear.of_many_rows[static_cast<int>(format)];
+  const bool is_many = of_many.block_rows != 0 && rows >= of_many.min_rows;
+  return is_many ? of_many : isa().linear.products[static_cast<int>(format)];
+}
+
+// The kernels of an instruction set with functions that were not tested on another one.
+class NewKernels {
+ public:
+  NewKernels() {
+    for (int i = 0; i < kNumWeightFormats; ++i) {
+      LinearTiles own = isa().linear;
+      for (int other = 0; other < kNumWeightFormats; ++other) own.products[other] = own.of_many_rows[other] = ProductKernel{};
+      for (const ProductKernel* kernel : {&isa().linear.products[i], &isa().linear.of_many_rows[i]}) {
+        own.products[i] = *kernel;
+        if (is_new(own)) found_.push_back(kernel);
+      }
+    }
   }
-  return found;
+
+  bool has(WeightFormat format, int64_t rows) const {
+    return std::find(found_.begin(), found_.end(), &kernel_of(format, rows)) != found_.end();
+  }
+
+ private:
+  std::vector<const ProductKernel*> found_;
+};
+
+// Only races need few formats: one of each way in which threads share rows, weights and memory.
+std::vector<WeightFormat> tested_formats() {
+  using W = WeightFormat;
+  if (kOnlyRaces) return {W::q4_0, W::q6_k, W::int8, W::bf16};
+  std::vector<W> all;
+  for (int i = 0; i < kNumWeightFormats; ++i) all.push_back(static_cast<W>(i));
+  return all;
 }
 
-// The formats of a choice.
-std::vector<WeightFormat> among(const std::vector<WeightFormat>& formats, const std::vector<WeightFormat>& choice) {
-  std::vector<WeightFormat> found;
-  for (const WeightFormat format : formats)
-    if (std::find(choice.begin(), choice.end(), format) != choice.end()) found.push_back(format);
-  return found;
-}
-
-void check_products(Random& random, const std::vector<WeightFormat>& formats) {
-  const std::vector<int64_t> rows = {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 43};
-  const std::vector<int64_t> inputs = {1, 7, 31, 32, 33, 64, 100, 200, 300, 2100};
-  const std::vector<int64_t> outputs = {1, 7, 15, 16, 17, 33, 70, 130};
-  for (const WeightFormat format : formats) {
+// A format has all numbers of rows, inputs and outputs, in other combinations than the format before.
+void check_products(Random& random, const NewKernels& kernels) {
+  const Sizes rows = sizes({1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 43}, {1, 4, 17});
+  const Sizes inputs = {1, 300, 33, 7, 64, 200, 31, 32, 100}, outputs = {70, 1, 17, 130, 33, 16, 15, 7};
+  size_t next = 0;
+  for (const WeightFormat format : tested_formats()) {
     const int64_t multiple = is_grouped(format) && !can_round(format) ? block_inputs(format) : 1;
-    // A prologue does not depend on the format of the weights, so a format has two of them with each number of rows.
-    for (const int64_t num_rows : rows)
-      for (int repetition = 0; repetition < 2; ++repetition) {
-        const Prologue prologue = random.among(kPrologues);
-        const int64_t width = round_up(random.among(inputs), multiple);
-        check_case({format, prologue, num_rows, width, random.among(outputs), random.below(2) == 1,
+    // A prologue does not depend on the format of the weights.
+    const auto check = [&](int64_t num_rows, int64_t width, int64_t num_outputs) {
+      if (kernels.has(format, num_rows))
+        check_case({format, random.among(kPrologues), num_rows, round_up(width, multiple), num_outputs, random.below(2) == 1,
                     random.below(2) == 1},
                    random);
-      }
+    };
+    for (const int64_t num_rows : rows) {
+      check(num_rows, inputs[next % inputs.size()], outputs[next % outputs.size()]);
+      ++next;
+    }
+    check(2, 2100, 17);
+    check(5, 2100, 33);
   }
 }
 
@@ -287,7 +312,7 @@ std::shared_ptr<PackedMatrix> random_matrix(WeightFormat format, int64_t outputs
 struct Feed {
   WeightFormat up, down;
   Prologue gate;
-  int64_t rows, inputs;
+  int64_t rows, inputs, inner;
   bool has_parts;  // whether gate and up are two matrices
 
   std::string name() const {
@@ -298,66 +323,79 @@ struct Feed {
 
 // Checks that a gated prologue gives the same bits with the outputs of the layer before as with their rows.
 void check_feed(const Feed& feed, Random& random) {
-  constexpr int64_t kInner = 256, kOutputs = 33;
+  constexpr int64_t kOutputs = 33;
   subject() = feed.name();
-  const int64_t rows = feed.rows, inputs = feed.inputs;
+  const int64_t rows = feed.rows, inputs = feed.inputs, inner = feed.inner;
   std::vector<std::shared_ptr<const PackedMatrix>> parts = {
-      random_matrix(feed.up, feed.has_parts ? kInner : 2 * kInner, inputs, random)};
+      random_matrix(feed.up, feed.has_parts ? inner : 2 * inner, inputs, random)};
   // Products of Q6_K have no kernel for many rows where those of Q4_K have one.
   const WeightFormat second = feed.up == WeightFormat::q4_k ? WeightFormat::q6_k
                               : is_grouped(feed.up)         ? WeightFormat::q8_0
                                                             : feed.up;
-  if (feed.has_parts) parts.push_back(random_matrix(second, kInner, inputs, random));
-  const Linear up(parts, random.normals(2 * kInner), Prologue::rms_norm, random.normals(inputs), {}, 1e-5f);
-  const Linear down({random_matrix(feed.down, kOutputs, kInner, random)}, {}, feed.gate, {}, {}, 0);
+  if (feed.has_parts) parts.push_back(random_matrix(second, inner, inputs, random));
+  const Linear up(parts, random.normals(2 * inner), Prologue::rms_norm, random.normals(inputs), {}, 1e-5f);
+  const Linear down({random_matrix(feed.down, kOutputs, inner, random)}, {}, feed.gate, {}, {}, 0);
   CHECK(up.can_feed(down));
   const std::vector<float> x = random.normals(rows * inputs);
-  std::vector<float> outputs(static_cast<size_t>(rows * 2 * kInner)), fed(outputs.size() / 2);
+  std::vector<float> outputs(static_cast<size_t>(rows * 2 * inner)), fed(outputs.size() / 2);
   std::vector<float> expected(static_cast<size_t>(rows * kOutputs)), out(expected.size());
-  up(x.data(), inputs, rows, outputs.data(), 2 * kInner, false);
-  down(outputs.data(), 2 * kInner, rows, expected.data(), kOutputs, false);
-  up.feed(down, x.data(), inputs, rows, fed.data(), kInner, out.data(), kOutputs, false);
+  up(x.data(), inputs, rows, outputs.data(), 2 * inner, false);
+  down(outputs.data(), 2 * inner, rows, expected.data(), kOutputs, false);
+  up.feed(down, x.data(), inputs, rows, fed.data(), inner, out.data(), kOutputs, false);
   CHECK(same_bits(out.data(), expected.data(), rows * kOutputs));
 }
 
-void check_feeds(Random& random, const std::vector<WeightFormat>& formats) {
+void check_feeds(Random& random, const NewKernels& kernels) {
   using W = WeightFormat;
-  for (const WeightFormat format : among(formats, {W::q4_k, W::q4_0, W::int8, W::bf16, W::f32}))
-    for (const int64_t rows : {1, 3, 4, 7, 40, 150})
+  const std::vector<W> formats = kOnlyRaces ? std::vector<W>{W::q4_0, W::int8, W::bf16}
+                                            : std::vector<W>{W::q4_k, W::q4_0, W::int8, W::bf16, W::f32};
+  for (const W format : formats)
+    for (const int64_t rows : sizes({1, 4, 7, 40, 70}, {1, 40}))
       for (const bool has_parts : {false, true}) {
         const auto gate = random.among<Prologue>({Prologue::silu_and_mul, Prologue::gelu_tanh_and_mul, Prologue::swigluoai_and_mul});
-        check_feed({format, format, gate, rows, 256, has_parts}, random);
+        const bool is_large = format == W::q4_k;
+        if (kernels.has(format, rows)) check_feed({format, format, gate, rows, is_large ? 256 : 96, is_large ? 256 : 160, has_parts}, random);
       }
-  // Two tiles of 19 blocks of four rows, so that the second one starts in the middle of a block of eight rows.
   Pool::get().set_num_threads(3);
-  if (!among(formats, {W::q4_0, W::bf16}).empty()) check_feed({W::q4_0, W::bf16, Prologue::silu_and_mul, 150, 2048, false}, random);
-  // Tiles of blocks of 32 rows on emulated tiles, which start in the middle of a block of six rows.
-  if (!among(formats, {W::bf16}).empty()) check_feed({W::bf16, W::f32, Prologue::silu_and_mul, 150, 2048, false}, random);
+  // Two tiles of 19 blocks of four rows, so that the second one starts in the middle of a block of eight rows.
+  if (kernels.has(W::q4_0, 150) || kernels.has(W::bf16, 150))
+    check_feed({W::q4_0, W::bf16, Prologue::silu_and_mul, 150, 2048, 64, false}, random);
+  // Two tiles of four blocks of 32 rows on emulated tiles, so that the second one starts in the middle of a block of six rows.
+  set_second_level_cache(128 << 10);
+  if (kernels.has(W::bf16, 200)) check_feed({W::bf16, W::f32, Prologue::silu_and_mul, 200, 256, 64, false}, random);
+  set_second_level_cache(0);
   const Linear odd({random_matrix(WeightFormat::f32, 40, 8, random)}, {}, Prologue::none, {}, {}, 0);
   const Linear gated({random_matrix(WeightFormat::f32, 8, 20, random)}, {}, Prologue::silu_and_mul, {}, {}, 0);
   CHECK(!odd.can_feed(gated));  // 20 outputs of the gate are not whole stripes
 }
 
 // Many rows, in small caches, so that they are multiplied in several parts.
-void check_many_rows(Random& random, const std::vector<WeightFormat>& formats) {
+void check_many_rows(Random& random, const NewKernels& kernels) {
   using W = WeightFormat;
-  for (const int64_t cache : {64 << 10, 256 << 10, 2 << 20}) {
-    set_second_level_cache(cache);
-    for (const WeightFormat format : among(formats, {W::int8, W::bf16, W::q4_0, W::q6_k}))
-      for (const int64_t num_rows : {20, 23, 97, 150})
-        check_case({format, Prologue::rms_norm, num_rows, random.among<int64_t>({256, 512, is_grouped(format) ? 768 : 736}), 70, true,
-                    random.below(2) == 1},
-                   random);
-  }
+  for (const W format : {W::int8, W::bf16, W::q4_0, W::q6_k})
+    for (const int64_t num_rows : sizes({23, 97, 150}, {23, 150})) {
+      const int64_t num_inputs = num_rows == 23 ? 512 : num_rows == 150 ? 256 : is_grouped(format) ? 768 : 736;
+      if (!kernels.has(format, num_rows)) continue;
+      for (const int64_t cache : kernel_of(format, num_rows).row_blocks ? Sizes{64 << 10, 256 << 10} : Sizes{0}) {
+        set_second_level_cache(cache);
+        check_case({format, Prologue::rms_norm, num_rows, num_inputs, 70, true, random.below(2) == 1}, random);
+      }
+    }
   set_second_level_cache(0);
-  for (const WeightFormat format : formats)
+  // Tiles unpack eight groups of inputs at a time, with and without minimums.
+  for (const W format : tested_formats()) {
+    const bool has_all = format == W::q4_0 || format == W::q4_1;
     for (const int64_t num_rows : {64, 81})
-      if (is_grouped(format))
-        for (const int64_t num_inputs : num_rows == 64 ? std::vector<int64_t>{96, 576} : std::vector<int64_t>{32, 352})
-          check_case({format, Prologue::none, num_rows, round_up(num_inputs, block_inputs(format)), 40, true, random.below(2) == 1}, random);
-  // Two tiles of 25 blocks of rows with one thread, which has four tiles of outputs, and then five of 10 with two threads.
+      if (is_grouped(format) && kernels.has(format, num_rows))
+        for (const int64_t num_inputs : num_rows == 64 ? Sizes{96, 576} : Sizes{352, 32})
+          if (has_all || num_inputs == 96 || num_inputs == 352)
+            check_case({format, Prologue::none, num_rows, round_up(num_inputs, block_inputs(format)), 40, true, random.below(2) == 1}, random);
+  }
+  // Two tiles of 25 blocks of rows with one thread, which has four tiles of outputs, and more tiles with two threads.
   Pool::get().set_num_threads(1);
-  if (!among(formats, {W::q4_0}).empty()) check_case({W::q4_0, Prologue::none, 200, 4096, 192, false, false}, random);
+  const ProductKernel& kernel = kernel_of(W::q4_0, kMinManyRows);
+  if (kernels.has(W::q4_0, kMinManyRows))
+    check_case({W::q4_0, Prologue::none, 50 * kernel.block_rows, 2720, 64 * kernel.tile_stripes, false, false}, random);
 }
 
 // The numbers of blocks that were measured on a CPU with these caches.
@@ -480,11 +518,10 @@ void test_linear() {
   check_tile_blocks();
   check_outlier_channels();
   check_packing(random);
-  using W = WeightFormat;
-  const std::vector<W> formats = kOnlyRaces ? std::vector<W>{W::q4_0, W::q6_k, W::int8, W::bf16} : new_formats();
-  check_many_rows(random, formats);
-  check_feeds(random, formats);
-  check_products(random, formats);
+  const NewKernels kernels;
+  check_many_rows(random, kernels);
+  check_feeds(random, kernels);
+  check_products(random, kernels);
 }
 
 }  // namespace chairlift::test

@@ -77,15 +77,15 @@ void test_residual_sum() {
   Random random(5);
   for (const Prologue after : kKinds)
     for (const Prologue of_sum : kKinds)
-      for (const int64_t rows : {1, 8, 9, 40})
-        for (const int64_t size : {1, 5, 16, 33, 100}) {
+      for (const int64_t rows : sizes({1, 8, 9, 40}, {9, 40}))
+        for (const int64_t size : sizes({1, 5, 16, 33, 100}, {33})) {
           // A variance near zero would amplify the rounding of floats.
           if (size == 1 && (after == Prologue::layer_norm || of_sum == Prologue::layer_norm)) continue;
           check_case({after, size, random}, {of_sum, size, random}, rows, size, random);
         }
   for (const bool is_shared : {false, true})
-    for (const int64_t rows : {1, 9, 40})
-      for (const int64_t size : {1, 5, 16, 33}) check_gates(is_shared, rows, size, random);
+    for (const int64_t rows : sizes({1, 9, 40}, {40}))
+      for (const int64_t size : sizes({1, 5, 16, 33}, {33})) check_gates(is_shared, rows, size, random);
 }
 
 }  // namespace chairlift::test
