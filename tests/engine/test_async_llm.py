@@ -197,6 +197,23 @@ def test_after_the_engine_dies_all_streams_end_with_an_error(make_llm: Make) -> 
     asyncio.run(run())
 
 
+def test_an_answer_that_is_complete_is_not_lost_with_the_engine(make_llm: Make) -> None:
+    """On a busy event loop, the last output and the failure may arrive before the answer is read."""
+
+    async def run() -> None:
+        llm = make_llm()
+        unread = llm.start(None, [5], forced(3))
+        await until(lambda: not llm._processor.num_unfinished)
+        running = llm.start(None, [6], forced(200))
+        llm.stop()
+        assert len((await unread.collect()).outputs[0].token_ids) == 3
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await running.collect()
+        llm.close()
+
+    asyncio.run(run())
+
+
 def test_a_failing_listener_ends_every_stream(make_llm: Make) -> None:
     class Failing:
         def emit(self, event: Event) -> None:

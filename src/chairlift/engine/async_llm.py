@@ -422,8 +422,8 @@ class AsyncLLM:
         self._adapter_results.clear()
         lost = None if core_ids is None else set(core_ids)
         for generation in self._generations.values():
-            if lost is None or not lost.isdisjoint(generation.core_ids):
-                self._processor.remove(generation.core_ids)
+            is_lost = lost is None or not lost.isdisjoint(generation.core_ids)
+            if is_lost and self._processor.remove(generation.core_ids):  # else it is complete, and only unread
                 generation.fail(error)
 
     def _remove(self, generation: Generation) -> None:
