@@ -8,7 +8,7 @@ Scheduler --SchedulerOutput--> Executor --ModelRunnerOutput--> Scheduler --Engin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,7 +39,7 @@ class NewRequest:
     block_ids: list[list[int]]
     sampling_params: SamplingParams
     seed: int
-    stop_token_ids: list[int]
+    stop_token_ids: Collection[int]
     lora_id: int = 0
     checkpoint: int | None = None
 

@@ -184,7 +184,7 @@ class Request:
             block_ids=block_ids,
             sampling_params=self.sampling_params,
             seed=self.seed,
-            stop_token_ids=sorted(self.stop_token_ids),
+            stop_token_ids=self.stop_token_ids,
             lora_id=self.lora_id,
             checkpoint=checkpoint,
         )

@@ -1,19 +1,16 @@
-"""The sampling parameters of a request, with vLLM's field names. They are checked when they are created."""
+"""The sampling parameters of a request, with vLLM's field names. Their constructor checks them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
+from chairlift.checked_record import check_when_constructed
 from chairlift.errors import RequestError
-from chairlift.options import unknown_option
 from chairlift.slo import SLO
 from chairlift.structured_outputs import StructuredOutputs
-
-T = TypeVar("T")
 
 MAX_LOGPROBS = 20
 MAX_N = 128
@@ -35,6 +32,9 @@ MAX_BAD_WORD_CHARACTERS = 8 << 10
 
 MAX_TOKEN_IDS = 1 << 19
 """Maximum number of token ids in `stop_token_ids` or `allowed_token_ids`; no vocabulary in use is larger."""
+
+CHARACTERS_PER_TOKEN = 4
+"""The characters of a text that count as one token in the size of sampling parameters."""
 
 SEED_BITS = 64
 MAX_INTEGER = (1 << 63) - 1
@@ -130,11 +130,17 @@ def _bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
 
 
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
+    """The token ids of a list."""
     token_ids = tuple(_items(name, value, "token ids", MAX_TOKEN_IDS))
     if wrong := [token for token in token_ids if isinstance(token, bool) or not isinstance(token, int)]:
         raise RequestError(f"{name} must be a list of token ids, got {wrong[0]!r:.100} in it", name)
     _integer(name, min(token_ids, default=0), 0)
     return token_ids
+
+
+def _distinct_ids(name: str, value: Any) -> tuple[int, ...]:
+    """The token ids of a list that means a set, each once."""
+    return tuple(dict.fromkeys(_token_ids(name, value)))
 
 
 def _logit_bias(value: Any) -> dict[int, float]:
@@ -156,21 +162,7 @@ def _logit_bias(value: Any) -> dict[int, float]:
     return bias
 
 
-def _reject_unknown(record: type[T]) -> type[T]:
-    """Let the constructor of a dataclass raise RequestError with advice for unknown fields."""
-    make, known = record.__init__, list(record.__annotations__)
-
-    @wraps(make)
-    def init(self: T, *values: Any, **given: Any) -> None:
-        if (name := next((name for name in given if name not in known), None)) is not None:
-            raise RequestError(unknown_option(name, known), name)
-        make(self, *values, **given)
-
-    record.__init__ = init  # type: ignore[assignment]
-    return record
-
-
-@_reject_unknown
+@check_when_constructed
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """The parameters that determine how the tokens of one request are sampled.
@@ -211,7 +203,8 @@ class SamplingParams:
             is (False), or at any length ("never").
 
     Raises:
-        RequestError: a value is out of range; the message names the field, the value and the limit.
+        RequestError: a value is out of range, or a field is unknown; the message names the field, the value and the
+            limit. A record that is decoded from a message is not checked again.
     """
 
     n: int = 1
@@ -245,6 +238,12 @@ class SamplingParams:
     early_stopping: bool | str = False
 
     def __post_init__(self) -> None:
+        for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids"):
+            if isinstance(value := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(value))
+
+    def check(self) -> None:
+        """Check the fields, and remove what lists repeat. The constructor calls it."""
         _integer("n", self.n, 1, MAX_N)
         _number("temperature", self.temperature, 0, 100)
         _integer("top_k", self.top_k, -1, MAX_INTEGER)
@@ -268,11 +267,11 @@ class SamplingParams:
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize", "is_streamed"):
             _flag(name, getattr(self, name))
         object.__setattr__(self, "stop", _stop_strings(self.stop))
-        object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", _distinct_ids("stop_token_ids", self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
         object.__setattr__(self, "bad_words", _bad_words(self.bad_words))
         if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
+            object.__setattr__(self, "allowed_token_ids", _distinct_ids("allowed_token_ids", self.allowed_token_ids))
             if not self.allowed_token_ids:
                 problem = "must have at least one token id; remove it to allow all tokens"
                 raise RequestError(f"allowed_token_ids {problem}", "allowed_token_ids")
@@ -288,6 +287,15 @@ class SamplingParams:
         elif self.length_penalty != 1 or self.early_stopping is not False:
             name = "length_penalty" if self.length_penalty != 1 else "early_stopping"
             raise RequestError(f"{name}={getattr(self, name)!r} needs use_beam_search: set it, or remove {name}", name)
+
+    @property
+    def size(self) -> int:
+        """The size of the lists and texts, in tokens of a prompt that take about as long to send and to read."""
+        constraint = self.structured_outputs
+        texts = [*self.stop, *(word for word in self.bad_words if isinstance(word, str))]
+        texts += () if constraint is None else constraint.texts
+        listed = len(self.stop_token_ids) + len(self.allowed_token_ids or ()) + len(self.logit_bias)
+        return listed + sum(map(len, texts)) // CHARACTERS_PER_TOKEN
 
     def _check_beams(self) -> None:
         """Check the fields that cannot be combined with beam search, and let the unused draw be a greedy one."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final, NoReturn
 
+from chairlift.checked_record import check_when_constructed
 from chairlift.errors import RequestError
 
 MAX_SCHEMA_BYTES: Final = 128 * 1024
@@ -46,6 +47,7 @@ class Reasoning:
     max_tokens: int | None = None
 
 
+@check_when_constructed
 @dataclass(frozen=True, slots=True)
 class StructuredOutputs:
     """A constraint on the text of an answer, with vLLM's field names. Equal constraints have equal hashes.
@@ -78,6 +80,11 @@ class StructuredOutputs:
     calls: str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.choice, list):  # A decoded record has a list, which has no hash.
+            object.__setattr__(self, "choice", tuple(self.choice))
+
+    def check(self) -> None:
+        """Check the fields, and write the schema in its normal form. The constructor calls it."""
         for name in ("json_object", "disable_any_whitespace"):
             if not isinstance(getattr(self, name), bool):
                 _reject(name, f"must be true or false, got {getattr(self, name)!r}")
@@ -102,6 +109,12 @@ class StructuredOutputs:
                 _reject(name, f"needs json or json_object, got {self.kind}: remove {name}")
         if self.reasoning is not None and not isinstance(self.reasoning, Reasoning):
             _reject("reasoning", f"must be a Reasoning record, got {self.reasoning!r:.100}")
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the constraint."""
+        texts = (self.json, self.regex, self.grammar, self.whitespace_pattern, self.calls, *(self.choice or ()))
+        return [text for text in texts if isinstance(text, str)]
 
     @property
     def kind(self) -> str:

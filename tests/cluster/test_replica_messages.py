@@ -43,8 +43,8 @@ def test_a_machine_without_an_id_is_another_machine(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("deadline", [None, 12.0])
 def test_the_times_of_a_request_are_converted_to_the_clock_of_the_replica(deadline: float | None) -> None:
-    request = EngineRequest("a", [1], SamplingParams(), 4, [], 0, arrival_time=10.0, deadline=deadline)
-    [local] = RunRequest("ingress", elsewhere(HOURS), Add([request])).local_add().requests
+    request = EngineRequest("a", [1], SamplingParams(), 4, frozenset(), 0, arrival_time=10.0, deadline=deadline)
+    [local] = RunRequest("ingress", elsewhere(HOURS), Add(request)).local_add().requests()
     assert local.arrival_time == pytest.approx(10.0 + HOURS, abs=60.0)
     assert local.deadline == (None if deadline is None else pytest.approx(12.0 + HOURS, abs=60.0))
     assert dataclasses.replace(local, arrival_time=10.0, deadline=deadline) == request

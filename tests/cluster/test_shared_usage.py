@@ -94,7 +94,7 @@ def test_concurrent_calls_count_over_all_ingresses() -> None:
     permits = [ingresses.all[0].open_call(INFO) for _ in range(2)]
     assert ingresses.admits(1)
     ingresses.sync()
-    with pytest.raises(OverloadedError, match="has 2 calls in progress, and its limit is max_concurrent=2"):
+    with pytest.raises(OverloadedError, match=r"has 2 sequences .* in progress, .* and the limit is max_concurrent=2"):
         ingresses.all[1].open_call(INFO)
     for permit in permits:
         permit.close()

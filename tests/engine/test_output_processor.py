@@ -27,7 +27,7 @@ class Letters:
 def answer(tokens: list[int], sizes: list[int], params: SamplingParams, reason: str) -> RequestOutput:
     """The answer to a request whose outputs have these numbers of tokens; the last one has the rest."""
     processor, builder = OutputProcessor(Letters()), AnswerBuilder()
-    processor.add("user", None, [EngineRequest("core", [0], params, 30, [], 0, 0.0)])
+    processor.add("user", None, [EngineRequest("core", [0], params, 30, frozenset(), 0, 0.0)])
     position = 0
     while position < len(tokens):
         end = position + (sizes.pop(0) if sizes else len(tokens))

@@ -282,7 +282,8 @@ def test_requests_wait_only_for_their_own_grammar(llm: LLM) -> None:
     make = llm.engine.input_processor.make
 
     def add(name: str, params: SamplingParams) -> Add:
-        return Add([replace(r, request_id=f"{name}{i}") for i, r in enumerate(make(name, [5], params, arrival_time=0))])
+        requests = make(name, [5], params, arrival_time=0)
+        return Add.from_siblings([replace(r, request_id=f"{name}{i}") for i, r in enumerate(requests)])
 
     slow, slower = hot(regex="a+", n=2), hot(regex="b+")
     compiler, core = SlowCompiler(), FakeCore()

@@ -29,7 +29,7 @@ def key(
         float | None, Parameter(help="Maximum number of prompt and output tokens per minute. Default: no limit.")
     ] = None,
     max_concurrent: Annotated[
-        int | None, Parameter(help="Maximum number of concurrent calls. Default: no limit.")
+        int | None, Parameter(help="Maximum number of concurrent answers (prompts times n). Default: no limit.")
     ] = None,
     slo: Annotated[
         str | None, Parameter(help='SLO of calls without one in milliseconds: "ttft:500 tpot:50". Default: none.')

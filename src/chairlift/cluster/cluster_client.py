@@ -119,7 +119,7 @@ class RoutedGroup(InFlightGroup):
 
     @property
     def request_id(self) -> str:
-        return self.add.requests[0].request_id
+        return self.add.first.request_id
 
 
 class ClusterClient(EngineClient):
@@ -185,10 +185,10 @@ class ClusterClient(EngineClient):
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def _add(self, add: Add) -> None:
-        first = add.requests[0]
+        first = add.first
         block_size = self.engine.facts.kv_cache_plan.block_size
         prompt = RoutedPrompt.from_tokens(first.prompt_token_ids, block_size, first.cache_salt, first.lora_id)
-        group = RoutedGroup({request.request_id: request for request in add.requests}, add, prompt)
+        group = RoutedGroup({request.request_id: request for request in add.requests()}, add, prompt)
         self._groups.add(group)
         self._run(group)
 

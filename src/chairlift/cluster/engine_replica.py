@@ -146,7 +146,7 @@ class EngineReplica:
             raise EngineDeadError("the ingress has no subscription to this replica")
         add = run.local_add()
         num_uncached = add.num_prompt_tokens - prompt.num_cached_tokens(self._block_size, self._cached)
-        group = ReplicaGroup({request.request_id: request for request in add.requests}, add, feed, num_uncached)
+        group = ReplicaGroup({request.request_id: request for request in add.requests()}, add, feed, num_uncached)
         self._groups.add(group)
         self.client.send(add)
         try:
@@ -297,7 +297,7 @@ class EngineReplica:
         if output.request_id not in group.started and (output.new_token_ids or output.pooled is not None):
             group.started.add(output.request_id)
             num_new = group.add.num_prompt_tokens - output.num_cached_tokens
-        self.service.add(group.add.requests[0].tenant, num_new, len(output.new_token_ids))
+        self.service.add(group.add.first.tenant, num_new, len(output.new_token_ids))
 
     def charge(self, service: Mapping[str, float]) -> None:
         """Charge tenants under fair sharing for the service that other replicas gave them since the last call."""

@@ -61,7 +61,7 @@ class RunRequest(msgspec.Struct, frozen=True, array_like=True):
     def local_add(self) -> Add:
         """The command with times of this machine's clock."""
         offset = self.clock.offset()
-        return self.add if not offset else Add([_shift_request(request, offset) for request in self.add.requests])
+        return Add(_shift_request(self.add.first, offset), self.add.others) if offset else self.add
 
 
 def model_digest(facts: EngineFacts) -> str:

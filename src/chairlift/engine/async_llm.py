@@ -213,6 +213,7 @@ class AsyncLLM:
         cache_salt: str | None = None,
         deadline: float | None = None,
         lora_name: str | None = None,
+        clamp_max_tokens: bool = False,
         on_output: Callable[[RequestOutput], None] | None = None,
     ) -> Generation:
         """Queue a prompt that the input processor has encoded.
@@ -221,6 +222,7 @@ class AsyncLLM:
             request_id: must be unique among the unfinished requests of the tenant; None generates one.
             tenant, cache_salt, deadline: see `Request`.
             lora_name: a loaded LoRA adapter; None for the model alone.
+            clamp_max_tokens: whether `max_tokens` is lowered to what fits beside the prompt.
             on_output: called on the event loop with every delta when it arrives.
 
         Raises:
@@ -248,6 +250,7 @@ class AsyncLLM:
             cache_salt=cache_salt,
             deadline=deadline,
             lora_id=lora_id,
+            clamp_max_tokens=clamp_max_tokens,
         )
         generation = self._generations[requests[0].request_id] = Generation(
             request_id, requests, self._remove, on_output

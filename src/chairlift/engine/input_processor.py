@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from chairlift.counts import counted
 from chairlift.engine.output_constraints import OutputConstraints
@@ -66,14 +66,15 @@ class NoTokenizer:
 class EngineRequest:
     """One sequence as it is sent to the engine core; see `Request` for the fields.
 
-    `request_id` is unique among all requests of the engine, unlike the ids that users choose.
+    `request_id` is unique among all requests of the engine, unlike the ids that users choose. Siblings share the prompt
+    and the sampling parameters.
     """
 
     request_id: str
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
     max_tokens: int
-    stop_token_ids: list[int]
+    stop_token_ids: frozenset[int]
     seed: int
     arrival_time: float
     priority: int = 0
@@ -86,8 +87,29 @@ class EngineRequest:
 
     def to_request(self) -> Request:
         """The request of the engine core, which has these fields too."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return Request(**{**values, "stop_token_ids": frozenset(self.stop_token_ids)})
+        return Request(**{name: getattr(self, name) for name in self.__slots__})
+
+    def siblings(self, others: Iterable[tuple[str, int]]) -> list[EngineRequest]:
+        """This request, and one that shares everything with it for each of `others`, given by request id and seed."""
+        params, leader_id = self.sampling_params, self.leader_id or self.request_id
+        if params.prompt_logprobs is not None:  # Only the leader returns them.
+            params = replace(params, prompt_logprobs=None)
+        shared = replace(self, sampling_params=params, leader_id=leader_id)
+        return [self, *(replace(shared, request_id=request_id, seed=seed) for request_id, seed in others)]
+
+
+class _ResolvedParams(NamedTuple):
+    """What the requests with the same sampling parameters share.
+
+    Attributes:
+        given: the parameters of the caller.
+        params: those of a request, whose bad words are token ids, and whose `n` is 1 or the number of beams.
+        stop_token_ids: tokens that end an answer, including EOS unless it is ignored.
+    """
+
+    given: SamplingParams
+    params: SamplingParams
+    stop_token_ids: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +183,7 @@ class InputProcessor:
         self._shorten = f"Shorten it{', or set truncate_prompt_tokens=-1' if limits.is_pooling else ''}."
         self._seed = seed
         self._num_made = 0
+        self._resolved: _ResolvedParams | None = None
         text_tokenizer = None if isinstance(tokenizer, NoTokenizer) else tokenizer
         if grammars is None and text_tokenizer is not None and config.eos_token_ids:
             eos = config.eos_token_ids
@@ -306,27 +329,28 @@ class InputProcessor:
         cache_salt: str | None = None,
         deadline: float | None = None,
         lora_id: int = 0,
+        clamp_max_tokens: bool = False,
     ) -> list[EngineRequest]:
         """Create one request for each of `params.n` answers; the first one is the leader, the others its siblings.
+
+        What depends on the parameters alone is computed once for consecutive calls with the same object.
 
         Args:
             request_id: the id that the user has chosen. The ids in the core are this id and a number that is unique.
             arrival_time, deadline: in seconds of the engine's clock.
+            clamp_max_tokens: whether `max_tokens` is lowered to what fits beside the prompt.
 
         Raises:
             RequestError: a limit is exceeded, or a parameter would have no effect.
         """
-        max_output = self.limits.max_output_tokens(len(token_ids))
-        default = self.limits.default_max_tokens(len(token_ids))
-        self._check_lengths(params, len(token_ids), max_output, default)
+        max_tokens = params.max_tokens or self.limits.default_max_tokens(len(token_ids))
+        if clamp_max_tokens:
+            max_tokens = min(max_tokens, self.limits.max_output_tokens(len(token_ids)))
+        self._check_lengths(params, len(token_ids), max_tokens)
         self._check_effects(params, priority)
-        stop_token_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos_token_ids)
-        self.constraints.compile(params)
-        params = self.constraints.resolve(params, stop_token_ids)
-        eos = getattr(self.tokenizer, "eos_token_id", None)
-        if eos in params.stop_token_ids and not params.ignore_eos:  # As in vLLM, EOS is no `stop_reason`.
-            params = replace(params, stop_token_ids=[each for each in params.stop_token_ids if each != eos])
-        max_tokens = default if params.max_tokens is None else params.max_tokens
+        if self._resolved is None or self._resolved.given is not params:
+            self._resolved = self._resolve(params)
+        params, stop_token_ids = self._resolved.params, self._resolved.stop_token_ids
         is_forced = params.ignore_eos and not params.stop and not params.stop_token_ids
         self._num_made += 1
         if (seed := params.seed) is None:
@@ -335,9 +359,9 @@ class InputProcessor:
         first = EngineRequest(
             request_id=core_id,
             prompt_token_ids=token_ids,
-            sampling_params=params if params.use_beam_search else replace(params, n=1),
+            sampling_params=params,
             max_tokens=max_tokens,
-            stop_token_ids=sorted(stop_token_ids),
+            stop_token_ids=stop_token_ids,
             seed=seed % (1 << SEED_BITS),
             arrival_time=arrival_time,
             priority=priority,
@@ -347,18 +371,32 @@ class InputProcessor:
             deadline=deadline,
             lora_id=lora_id,
         )
-        return [first, *(_sibling(first, index) for index in range(1, params.n))]
+        seeds = ((first.seed + index * SIBLING_STRIDE) % (1 << SEED_BITS) for index in range(1, self._resolved.given.n))
+        return first.siblings((f"{core_id}.{index}", seed) for index, seed in enumerate(seeds, 1))
 
-    def _check_lengths(self, params: SamplingParams, num_prompt_tokens: int, max_output: int, default: int) -> None:
-        if params.max_tokens is not None and params.max_tokens > max_output:
+    def _resolve(self, params: SamplingParams) -> _ResolvedParams:
+        given, stop_token_ids = params, frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_token_ids |= self._eos_token_ids
+        self.constraints.compile(params)
+        params = self.constraints.resolve(params, stop_token_ids)
+        eos = getattr(self.tokenizer, "eos_token_id", None)
+        if eos in params.stop_token_ids and not params.ignore_eos:  # As in vLLM, EOS is no `stop_reason`.
+            params = replace(params, stop_token_ids=[each for each in params.stop_token_ids if each != eos])
+        if params.n > 1 and not params.use_beam_search:
+            params = replace(params, n=1)
+        return _ResolvedParams(given, params, stop_token_ids)
+
+    def _check_lengths(self, params: SamplingParams, num_prompt_tokens: int, max_tokens: int) -> None:
+        if max_tokens > (max_output := self.limits.max_output_tokens(num_prompt_tokens)):
             raise self.limits.context_error(
-                f"max_tokens={params.max_tokens} is too large: with {counted(num_prompt_tokens, 'prompt token')} at "
+                f"max_tokens={max_tokens} is too large: with {counted(num_prompt_tokens, 'prompt token')} at "
                 f"most {max_output} output tokens fit (max_model_len={self.limits.max_model_len}, KV pool of "
                 f"{self.limits.max_slots} slots). Lower max_tokens, leave it out, or shorten the prompt.",
                 "max_tokens",
                 num_prompt_tokens,
             )
-        if params.min_tokens > default:
+        if params.min_tokens > (default := self.limits.default_max_tokens(num_prompt_tokens)):
             raise RequestError(
                 f"min_tokens={params.min_tokens} is too large: at most {default} output tokens are possible. Lower it.",
                 "min_tokens",
@@ -405,16 +443,6 @@ class InputProcessor:
         if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
             raise RequestError(f"{label} contains a token id outside 0..{self._vocab_size - 1}", param)
         return token_ids
-
-
-def _sibling(leader: EngineRequest, index: int) -> EngineRequest:
-    return replace(
-        leader,
-        request_id=f"{leader.request_id}.{index}",
-        sampling_params=replace(leader.sampling_params, prompt_logprobs=None),
-        seed=(leader.seed + index * SIBLING_STRIDE) % (1 << SEED_BITS),
-        leader_id=leader.request_id,
-    )
 
 
 def _template_kwargs(value: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -241,7 +241,7 @@ class LLM:
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
         _check_params(sampling_params)
-        all_params = _per_prompt("sampling_params", sampling_params, len(prompts))
+        all_params = _not_streamed(_per_prompt("sampling_params", sampling_params, len(prompts)))
         choices: Sequence[AdapterChoice] = _per_prompt("lora_request", lora_request, len(prompts))
         with self._lock:
             adapters = [self._adapter_id(choice) for choice in choices]
@@ -253,7 +253,7 @@ class LLM:
                     try:
                         processor.constraints.compile(params)
                         text, token_ids = encode(prompt, params)
-                        params, now, lora_id = replace(params, is_streamed=False), core.now(), adapters[index]
+                        now, lora_id = core.now(), adapters[index]
                         requests = processor.make(ids[index], token_ids, params, arrival_time=now, lora_id=lora_id)
                         self._processor.add(ids[index], text, requests)
                         core_ids += [request.request_id for request in requests]
@@ -366,6 +366,13 @@ def _per_prompt(name: str, value: T | Sequence[T], count: int) -> Sequence[T]:
     if len(value) != count:
         raise RequestError(f"{name} has {len(value)} entries for {count} prompts: pass one, or one per prompt", name)
     return value
+
+
+def _not_streamed(all_params: Sequence[SamplingParams]) -> list[SamplingParams]:
+    """The parameters of each prompt without streaming. Prompts with one object also share the new one."""
+    distinct = {id(params): params for params in all_params}
+    made = {key: replace(params, is_streamed=False) for key, params in distinct.items()}
+    return [made[id(params)] for params in all_params]
 
 
 def _check_params(params: object) -> None:

@@ -93,6 +93,5 @@ class OutputConstraints:
         return spellings[:1] if spellings[0] == spellings[1] else spellings
 
     def _check_vocabulary(self, name: str, token_ids: Iterable[int]) -> None:
-        for token_id in token_ids:
-            if token_id >= self._vocab_size:
-                raise RequestError(f"{name}: token id {token_id} is outside 0..{self._vocab_size - 1}", name)
+        if (largest := max(token_ids, default=0)) >= self._vocab_size:
+            raise RequestError(f"{name}: token id {largest} is outside 0..{self._vocab_size - 1}", name)

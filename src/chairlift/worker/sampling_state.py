@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import reduce
 from operator import or_
 
@@ -96,6 +96,7 @@ class SamplingState:
         self.num_prompt_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
         self.bias: dict[int, tuple[IntArray, npt.NDArray[np.float32]]] = {}
         self.stop_ids: dict[int, IntArray] = {}
+        self._last_stop: tuple[Collection[int], IntArray] = (), np.zeros(0, dtype=np.int64)
         self.bad_words: dict[int, BadWords] = {}
 
     def add(self, row: int, new: NewRequest) -> None:
@@ -126,8 +127,10 @@ class SamplingState:
         if params.bad_words:
             self.bad_words[row] = BadWords([word for word in params.bad_words if not isinstance(word, str)])
         if params.min_tokens and params.structured_outputs is None:
-            stop_ids = np.array(new.stop_token_ids, dtype=np.int64)
-            self.stop_ids[row] = stop_ids[stop_ids < self.vocab_size]
+            if self._last_stop[0] is not new.stop_token_ids:  # Siblings share them.
+                stop_ids = np.fromiter(new.stop_token_ids, dtype=np.int64)
+                self._last_stop = new.stop_token_ids, stop_ids[stop_ids < self.vocab_size]
+            self.stop_ids[row] = self._last_stop[1]
         features = self._features(row, params)
         self.features[row] = features
         self.num_with_features += bool(features)

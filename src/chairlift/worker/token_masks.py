@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,12 +59,16 @@ class TokenMasks:
         self._grammars: dict[int, _Grammar] = {}
         self._allowed: dict[int, Bits] = {}
         self._bits: Bits = np.zeros((0, num_words(vocab_size)), dtype=np.uint32)
+        self._last_allowed: tuple[Sequence[int], Bits] = (), self._bits
 
     def add(self, row: int, new: NewRequest) -> None:
         """Add a row. Its grammar is in the cache of the compiler, because it was compiled when the request arrived."""
         params = new.sampling_params
         if params.allowed_token_ids is not None:
-            self._allowed[row] = bit_mask(np.array(params.allowed_token_ids, dtype=np.int64), self._vocab_size)
+            if self._last_allowed[0] is not params.allowed_token_ids:  # Siblings share the list.
+                mask = bit_mask(np.array(params.allowed_token_ids, dtype=np.int64), self._vocab_size)
+                self._last_allowed = params.allowed_token_ids, mask
+            self._allowed[row] = self._last_allowed[1]
         if params.structured_outputs is None:
             return
         assert self._compiler is not None, "without a compiler requests with a grammar are rejected"

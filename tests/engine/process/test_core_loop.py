@@ -20,7 +20,7 @@ from waiting import AMPLE_SECONDS
 
 def request(request_id: str, max_tokens: int) -> EngineRequest:
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
-    return EngineRequest(request_id, [1, 2], params, max_tokens, [], seed=0, arrival_time=0.0)
+    return EngineRequest(request_id, [1, 2], params, max_tokens, frozenset(), seed=0, arrival_time=0.0)
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
@@ -50,7 +50,8 @@ def test_an_answer_is_delivered_when_the_last_other_request_of_its_batch_is_abor
 
     thread = threading.Thread(target=CoreLoop(core, take, deliver).run, daemon=True)
     thread.start()
-    commands.put(Add([request("done", 2), request("aborted", 100)]))
+    for each in (request("done", 2), request("aborted", 100)):
+        commands.put(Add(each))
     assert is_halfway.wait(AMPLE_SECONDS)
     assert delivered.empty(), "outputs of a static batch are returned when the whole batch has finished"
     commands.put(Abort(["aborted"]))

@@ -15,7 +15,7 @@ from chairlift.sampling_params import SamplingParams
 
 
 def siblings(name: int, count: int) -> list[EngineRequest]:
-    first = EngineRequest(f"{name}", [1], SamplingParams(), 4, [], seed=0, arrival_time=0.0)
+    first = EngineRequest(f"{name}", [1], SamplingParams(), 4, frozenset(), seed=0, arrival_time=0.0)
     return [first, *(replace(first, request_id=f"{name}.{i}", leader_id=f"{name}") for i in range(1, count))]
 
 
@@ -65,7 +65,7 @@ class Requests(RuleBasedStateMachine):
             self.runs[name] += 1
         commands = self.in_flight.make_resend_commands()
         assert all(isinstance(command, Add) for command in commands)
-        assert [[request.request_id for request in command.requests] for command in commands] == list(
+        assert [[request.request_id for request in command.requests()] for command in commands] == list(
             self.groups.values()
         )
 

@@ -60,13 +60,15 @@ def make_event(event_type: type[Event]) -> Event:
 
 def test_records_arrive_unchanged(tmp_path: Path) -> None:
     front, engine = FrontLink(tmp_path), open_engine_link(tmp_path)
-    request = EngineRequest("a~1", [1, 2], PARAMS, 5, [2, 7], seed=2**64 - 1, arrival_time=0.5, leader_id="a~0")
+    request = EngineRequest(
+        "a~1", [1, 2], PARAMS, 5, frozenset({2, 7}), seed=2**64 - 1, arrival_time=0.5, leader_id="a~0"
+    )
     for message in (LogLine(20, "chairlift", "line"), EngineFailed("why"), StepResult([FULL_OUTPUT], [])):
         engine.send(message)
         assert front.wait(AMPLE_SECONDS)
         assert front.receive() == message
     assert front.has_receiver(AMPLE_SECONDS)
-    for command in (Add([request]), Abort(["a~1"], FinishReason.STOP), Stop()):
+    for command in (Add(request, [("a~1.1", 2**64 - 1)]), Abort(["a~1"], FinishReason.STOP), Stop()):
         front.send(command)
         assert engine.wait(AMPLE_SECONDS)
         assert engine.receive() == command

@@ -230,3 +230,47 @@ def test_a_stream_whose_key_is_revoked_before_its_first_event_has_no_event() -> 
     assert asyncio.run(bodies(Key("ann", digest("secret")))) == [b"event"]
     assert asyncio.run(bodies(Key("ann", digest("another")))) == []
     assert asyncio.run(bodies()) == []
+
+
+def test_the_queue_counts_each_answer_and_the_lists_of_the_parameters() -> None:
+    controller = make_controller(Clock(), ServerLimits(max_queued_requests=10, max_queued_tokens=200))
+    with controller.open_call(ANONYMOUS) as permit:
+        permit.admit([[0] * 5, [0] * 10], num_answers=4, params_size=20)
+        records = [permit.track_prompt(5, 4), permit.track_prompt(10, 4)]
+    assert (controller.num_queued_requests, controller.num_queued_tokens) == (8, 4 * 15 + 2 * 20)
+    with pytest.raises(OverloadedError, match="8 waiting requests"):
+        admit(controller, num_answers=3)
+    with pytest.raises(OverloadedError, match="max_queued_tokens=200"):
+        admit(controller, params_size=95)
+    second_answer = RequestOutput("r", None, [1], [CompletionOutput(1, "", [7])], False)
+    for _ in range(2):
+        records[1](second_answer)
+    assert (controller.num_queued_requests, controller.num_queued_tokens) == (7, 90)
+    permit.close()
+    assert (controller.num_queued_requests, controller.num_queued_tokens) == (0, 0)
+    with pytest.raises(RequestError, match=r"11 requests in one call.*ask for fewer answers"):
+        admit(controller, num_answers=11)
+
+
+def test_concurrent_sequences_are_limited() -> None:
+    controller = make_controller(Clock(), a={"max_concurrent": 5})
+    first = admit(controller, info("a"), num_answers=3)
+    with pytest.raises(OverloadedError, match=r"3 sequences .* has 3 more, and the limit is max_concurrent=5") as error:
+        admit(controller, info("a"), num_answers=3)
+    assert error.value.code == "concurrent_limit_exceeded"
+    assert error.value.retry_after == 1
+    with pytest.raises(RequestError, match=r"6 sequences .* max_concurrent=5: ask for fewer answers"):
+        admit(controller, info("a"), num_answers=6)
+    second = admit(controller, info("a"), num_answers=2)
+    assert controller.num_concurrent() == {"a": 5}
+    for permit in (first, second):
+        permit.close()
+    assert controller.num_concurrent() == {}
+    admit(controller, info("a"), num_answers=5)
+
+
+def test_tokens_per_minute_count_a_prompt_once_for_each_answer() -> None:
+    controller = make_controller(Clock(), a={"tokens_per_minute": 100})
+    admit(controller, info("a"), prompt_len=20, num_answers=4)
+    with pytest.raises(OverloadedError, match="tokens_per_minute=100, with 20 left"):
+        admit(controller, info("a"), prompt_len=11, num_answers=2)

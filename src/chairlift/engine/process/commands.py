@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Final
 
 import msgspec
 
@@ -10,26 +10,40 @@ from chairlift.engine.input_processor import EngineRequest
 from chairlift.lora import LoRARequest
 from chairlift.request import FinishReason
 
+TOKENS_PER_REQUEST: Final = 128
+"""The cost of reading a request without its prompt, in prompt tokens."""
+
 
 class Add(msgspec.Struct, frozen=True, array_like=True, tag="add"):
-    """Queues sibling requests. They share a prompt, which only the first one carries."""
+    """Queues sibling requests, which share everything but their ids and seeds.
 
-    requests: list[EngineRequest]
+    Attributes:
+        first: the first request.
+        others: request id and seed of each other one.
+    """
+
+    first: EngineRequest
+    others: list[tuple[str, int]] = []
 
     @classmethod
     def from_siblings(cls, requests: list[EngineRequest]) -> Add:
-        """Create the command from siblings that all have the prompt; in the command only the first one has it."""
+        """Create the command from siblings."""
         first, *others = requests
-        return cls([first, *(replace(request, prompt_token_ids=[]) for request in others)])
+        return cls(first, [(request.request_id, request.seed) for request in others])
 
     @property
     def num_prompt_tokens(self) -> int:
-        return len(self.requests[0].prompt_token_ids)
+        return len(self.first.prompt_token_ids)
 
-    def siblings(self) -> list[EngineRequest]:
-        """The requests, each with the prompt."""
-        first, *others = self.requests
-        return [first, *(replace(request, prompt_token_ids=first.prompt_token_ids) for request in others)]
+    @property
+    def cost(self) -> int:
+        """The cost of reading the command, in prompt tokens that take about as long to read."""
+        num_requests = 1 + len(self.others)
+        return num_requests * (self.num_prompt_tokens + TOKENS_PER_REQUEST) + self.first.sampling_params.size
+
+    def requests(self) -> list[EngineRequest]:
+        """The requests, the first one first."""
+        return self.first.siblings(self.others)
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):

@@ -31,9 +31,6 @@ MAX_NEW_TOKENS: Final = 1 << 16
 """Maximum number of prompt tokens that are queued between two steps. Reading commands takes time in which no request
 gets a token, so the remaining commands are read after the next step."""
 
-TOKENS_PER_REQUEST: Final = 128
-"""The cost of reading a request without its prompt, in prompt tokens."""
-
 
 def change_adapters(loader: AdapterLoader, command: LoadAdapter | UnloadAdapter) -> AdapterResult:
     """Load or unload a LoRA adapter."""
@@ -82,7 +79,7 @@ class CoreLoop:
                 if isinstance(command, Stop):
                     return
                 if isinstance(command, Add):
-                    num_new_tokens += len(command.requests) * (command.num_prompt_tokens + TOKENS_PER_REQUEST)
+                    num_new_tokens += command.cost
                 self._execute(command)
             self._add(gate.release())
             if gate.is_holding and not core.has_work:
@@ -93,12 +90,12 @@ class CoreLoop:
     def _execute(self, command: Add | Abort | LoadAdapter | UnloadAdapter | ChargeTenants) -> None:
         match command:
             case Add():
-                siblings = command.siblings()
+                siblings = command.requests()
                 if not self.gate.hold(siblings):
                     self._add(siblings)
             case Abort(request_ids, reason):
                 self.gate.abort(request_ids)
-                for request_id in request_ids:
+                for request_id in reversed(request_ids):  # The leader last: another one would take its place.
                     self.core.abort(request_id, reason)
             case ChargeTenants(service):
                 self.core.scheduler.queue.record_remote_service(service)

@@ -157,7 +157,7 @@ class ProcessClient(EngineClient):
 
     def send(self, command: Command) -> None:
         if isinstance(command, Add):
-            self._in_flight.add_siblings(command.siblings(), is_sent=self.state == "running")
+            self._in_flight.add_siblings(command.requests(), is_sent=self.state == "running")
         elif isinstance(command, Abort):
             self._in_flight.remove(command.request_ids)
         if self.state == "running":

@@ -64,10 +64,12 @@ class ServerLimits:
     OPTION_GROUP: ClassVar = "Limits"
 
     max_queued_requests: int = option(
-        2048, "Maximum number of prompts that wait for their first token. More get a 429.", minimum=1
+        2048, "Maximum number of sequences (prompts times answers) without a first token. More get a 429.", minimum=1
     )
     max_queued_tokens: int = option(
-        2_000_000, "Maximum number of tokens of the prompts that wait for their first token. More get a 429.", minimum=1
+        2_000_000,
+        "Maximum number of prompt tokens of the sequences without a first token. More get a 429.",
+        minimum=1,
     )
     max_body_bytes: int = option(8 << 20, "Maximum size of a request body in bytes.", minimum=1024)
     drain_timeout: float = option(

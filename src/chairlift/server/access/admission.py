@@ -37,7 +37,8 @@ class AdmissionController:
         clock: a monotonic clock in seconds, so that setting the time of the machine moves no limit or deadline.
 
     Attributes:
-        num_queued_requests, num_queued_tokens: the prompts that wait for their first token, and their tokens.
+        num_queued_requests, num_queued_tokens: the sequences that wait for their first token, and their tokens. A
+            sequence is one answer to one prompt, and has the tokens of this prompt.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class AdmissionController:
         }
 
     def num_concurrent(self) -> dict[str, int]:
-        """The number of calls in progress on this server, by tenant."""
+        """The number of sequences in progress on this server, by tenant."""
         return {tenant: meter.num_concurrent for tenant, meter in self._meters.items() if meter.num_concurrent}
 
     def charge_remote_usage(self, amounts: Mapping[tuple[str, str], float], num_concurrent: Mapping[str, int]) -> None:
@@ -83,7 +84,7 @@ class AdmissionController:
 
         Args:
             amounts: what they have used since the last call, by tenant and unit.
-            num_concurrent: their calls in progress now, by tenant.
+            num_concurrent: their sequences in progress now, by tenant.
         """
         for tenant in {*num_concurrent, *(tenant for tenant, _ in amounts)}:
             if (key := self.keys.by_tenant.get(tenant)) is not None:
@@ -141,14 +142,15 @@ class AdmissionController:
         return meter
 
     def check_queue(self, num_requests: int, num_tokens: int) -> None:
-        """Check that the queue has room for prompts; raises as `Permit.admit`."""
+        """Check that the queue has room for sequences; raises as `Permit.admit`."""
         bounds = (
             ("requests", self.num_queued_requests, num_requests, self.limits.max_queued_requests),
             ("tokens", self.num_queued_tokens, num_tokens, self.limits.max_queued_tokens),
         )
         for unit, _, more, limit in bounds:
             if more > limit:
-                raise RequestError(f"{more} {unit} in one call, and max_queued_{unit}={limit}: send fewer", "prompt")
+                message = f"{more} {unit} in one call (prompts times answers), and max_queued_{unit}={limit}"
+                raise RequestError(f"{message}: send fewer prompts, or ask for fewer answers", "prompt")
         for unit, waiting, more, limit in bounds:
             if waiting + more > limit:
                 counts = f"{counted(self.num_queued_requests, 'waiting request')} with "
@@ -177,12 +179,13 @@ class Permit:
         self.deadline: float | None = None
         self.slo: SLO | None = None
         self._admission, self._key, self._meter = admission, key, meter
-        self._waiting: dict[int, int] = {}  # The tokens of the prompts without a token, by their numbers.
+        self._waiting: dict[tuple[int, int], int] = {}  # The tokens of sequences without output, by prompt and answer.
+        self._num_sequences = 1  # Until the call is admitted it counts as one.
         self._num_prompts = 0
         self._timer: asyncio.TimerHandle | None = None
         self._is_open = True
         admission.num_calls += 1
-        meter.num_concurrent += 1
+        meter.num_concurrent += self._num_sequences
 
     def __enter__(self) -> Permit:
         return self
@@ -192,12 +195,20 @@ class Permit:
             self.close()
 
     def admit(
-        self, prompts: Sequence[Sequence[int]], *, timeout: float | None = None, cache_salt: str | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        num_answers: int = 1,
+        params_size: int = 0,
+        timeout: float | None = None,
+        cache_salt: str | None = None,
     ) -> None:
         """Admit the call to the queue, also if the server has begun to drain.
 
         Args:
             prompts: the token ids of each prompt.
+            num_answers: the number of answers to each prompt, each of which is a sequence.
+            params_size: the size of the sampling parameters in tokens, which are sent with each prompt.
             timeout: seconds from now to the deadline of the call.
             cache_salt: the salt of the request body. The salt of the permit also separates keys: it begins with a
                 length, so that different pairs have different salts.
@@ -206,13 +217,18 @@ class Permit:
             OverloadedError: the queue is full, or a limit of the key has been reached.
             RequestError: the call exceeds a limit even when the server is idle.
         """
-        admission, num_tokens = self._admission, sum(map(len, prompts))
-        admission.check_queue(len(prompts), num_tokens)
+        admission, num_tokens = self._admission, num_answers * sum(map(len, prompts))
+        num_sequences = len(prompts) * num_answers
+        admission.check_queue(num_sequences, num_tokens + len(prompts) * params_size)
         meter = admission.meter(self._key)
+        meter.check_concurrent(num_sequences, self._num_sequences)
         meter.check("requests", 1.0)
         meter.check("tokens", num_tokens)
         meter.record("requests", 1.0)
         meter.record("tokens", num_tokens)
+        meter.num_concurrent += num_sequences - self._num_sequences
+        self._num_sequences = num_sequences
+        self._params_size = params_size
         self.is_admitted = True
         tenant = "" if admission.limits.share_prefix_cache else self.tenant
         if tenant or cache_salt is not None:
@@ -220,28 +236,29 @@ class Permit:
         self.deadline = None if timeout is None else admission.clock() + timeout
         self.slo = admission.keys.current(self.tenant).slo
 
-    def track_prompt(self, num_prompt_tokens: int) -> Callable[[RequestOutput], None]:
-        """Count a prompt that is sent to the engine as waiting until its first token.
+    def track_prompt(self, num_prompt_tokens: int, num_answers: int = 1) -> Callable[[RequestOutput], None]:
+        """Count the answers to a prompt that is sent to the engine as waiting, each until its first token.
 
         Returns:
             A function to which the caller must pass the outputs of the prompt. It counts their tokens.
         """
-        number = self._num_prompts
+        prompt = self._num_prompts
         self._num_prompts += 1
-        self._waiting[number] = num_prompt_tokens
-        self._admission.num_queued_requests += 1
-        self._admission.num_queued_tokens += num_prompt_tokens
+        for answer in range(num_answers):
+            self._waiting[prompt, answer] = num_prompt_tokens + (0 if answer else self._params_size)
+        self._admission.num_queued_requests += num_answers
+        self._admission.num_queued_tokens += num_prompt_tokens * num_answers + self._params_size
 
         def record_output(output: RequestOutput) -> None:
-            num_new = sum(len(answer.token_ids) for answer in output.outputs)
-            self._meter.record("tokens", num_new)
-            if num_new:
-                self._leave_queue(number)
+            for answer in output.outputs:
+                self._meter.record("tokens", len(answer.token_ids))
+                if answer.token_ids:
+                    self._leave_queue((prompt, answer.index))
 
         return record_output
 
-    def _leave_queue(self, number: int) -> None:
-        if (num_tokens := self._waiting.pop(number, None)) is not None:
+    def _leave_queue(self, sequence: tuple[int, int]) -> None:
+        if (num_tokens := self._waiting.pop(sequence, None)) is not None:
             self._admission.num_queued_requests -= 1
             self._admission.num_queued_tokens -= num_tokens
 
@@ -261,6 +278,6 @@ class Permit:
         if self._is_open:
             self._is_open = False
             self._admission.num_calls -= 1
-            self._meter.num_concurrent -= 1
-        for number in list(self._waiting):
-            self._leave_queue(number)
+            self._meter.num_concurrent -= self._num_sequences
+        for sequence in list(self._waiting):
+            self._leave_queue(sequence)

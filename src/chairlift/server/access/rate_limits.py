@@ -39,8 +39,9 @@ class KeyMeter:
     "requests" and "tokens" per minute.
 
     Attributes:
-        num_concurrent: the calls of the key in progress on this server.
-        num_remote_concurrent: its calls in progress on other servers.
+        num_concurrent: the sequences of the key in progress on this server: one for each answer to each prompt, and one
+            for each call that is not admitted yet.
+        num_remote_concurrent: its sequences in progress on other servers.
     """
 
     def __init__(self, key: Key, clock: Callable[[], float]) -> None:
@@ -68,16 +69,31 @@ class KeyMeter:
                 self._buckets[unit] = TokenBucket(per_minute, self._clock())
 
     def check_call(self) -> None:
-        """Raise OverloadedError if the key has reached its limit of concurrent calls, or of requests per minute."""
-        limit = self._key.max_concurrent
-        num_calls = self.num_concurrent + self.num_remote_concurrent
-        if limit is not None and num_calls >= limit:
+        """Raise OverloadedError if the key has reached its limit of concurrent sequences, or of requests per minute."""
+        self.check_concurrent(1)
+        self.check("requests", 1.0)
+
+    def check_concurrent(self, needed: int, num_counted: int = 0) -> None:
+        """Check that the key may have this number of sequences more in progress, of which some are counted already.
+
+        Raises:
+            OverloadedError: others must end before.
+            RequestError: the limit is lower than the number alone.
+        """
+        if (limit := self._key.max_concurrent) is None:
+            return
+        name, others = self._key.name, self.num_concurrent + self.num_remote_concurrent - num_counted
+        if needed > limit:
             message = (
-                f"API key {self._key.name!r} has {counted(num_calls, 'call')} in progress, and its limit is "
-                f"max_concurrent={limit}: wait until one of them has ended"
+                f"the call has {needed} sequences (answers to each prompt), and API key {name!r} has max_concurrent="
+            )
+            raise RequestError(f"{message}{limit}: ask for fewer answers, or send the prompts in several calls", "n")
+        if others + needed > limit:
+            message = (
+                f"API key {name!r} has {counted(others, 'sequence')} (prompts times answers) in progress, the call has "
+                f"{needed} more, and the limit is max_concurrent={limit}: wait until enough of them have ended"
             )
             raise OverloadedError(message, 1.0, "concurrent_limit_exceeded")
-        self.check("requests", 1.0)
 
     def check(self, unit: str, needed: float) -> None:
         """Check that the key may use an amount now; with 0, that it has not used more than its limit.

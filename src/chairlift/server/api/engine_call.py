@@ -33,7 +33,11 @@ MAX_LOGPROB_ENTRIES: Final = 4 << 20  # of one response; each has about 60 bytes
 ENTRIES_PER_POSITION: Final = 20  # logprobs that `output_size` assumes
 BYTES_PER_TOKEN: Final = 16  # of a vector, which take as long to write as a token of text
 LARGE_OUTPUT: Final = 1024  # tokens and logprobs; an output of more is written on a thread
-PROMPTS_PER_ITERATION: Final = 32  # of one call, which are started before the event loop can serve other calls
+COST_PER_ITERATION: Final = 1 << 14
+"""The cost of the prompts of one call that are started before the event loop can serve other calls, in tokens of a
+prompt. Those and tokens in the lists of sampling parameters are copied and encoded once."""
+COST_OF_PROMPT: Final = 256
+COST_OF_ANSWER: Final = 64
 
 IGNORED_HEADER: Final = "x-chairlift-ignored"
 """The header of a response that names the fields of the request without an effect."""
@@ -142,17 +146,28 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
         """Admit the call, and send its requests to the engine. Its timeout includes the wait for its model."""
         prompts, record, timeout = self.plan.prompts, self.record, self.body.timeout
         left = None if timeout is None else max(1e-3, timeout - record.model_seconds)
-        self.permit.admit([token_ids for _, token_ids in prompts], timeout=left, cache_salt=self.body.cache_salt)
+        params = self.plan.params
+        self.permit.admit(
+            [token_ids for _, token_ids in prompts],
+            num_answers=params.n,
+            params_size=params.size,
+            timeout=left,
+            cache_salt=self.body.cache_salt,
+        )
+        params = self.sampling_params()
         request_ids = self._request_ids()
         if self.body.request_id is None and any(self.llm.has_request(self.permit.tenant, each) for each in request_ids):
             # Proxies send one id in the headers of several calls, and of retries.
             self.id = f"{self.id_prefix}{uuid.uuid4().hex}"
             request_ids = self._request_ids()
         record.id, self._lease = self.id, self._lease.renew()
+        cost = 0
         try:
-            for index, (prompt, request_id) in enumerate(zip(prompts, request_ids, strict=True)):
-                self.generations.append(self._generate(prompt, request_id))
-                if index % PROMPTS_PER_ITERATION == PROMPTS_PER_ITERATION - 1:
+            for prompt, request_id in zip(prompts, request_ids, strict=True):
+                self.generations.append(self._generate(prompt, request_id, params))
+                cost += COST_OF_PROMPT + params.n * COST_OF_ANSWER + len(prompt[1]) + params.size
+                if cost >= COST_PER_ITERATION:
+                    cost = 0
                     await asyncio.sleep(0)
         except BaseException:
             self.close()
@@ -163,24 +178,30 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
         num_prompts = len(self.plan.prompts)
         return [self.id] if num_prompts == 1 else [f"{self.id}.{index}" for index in range(num_prompts)]
 
-    def _generate(self, prompt: tuple[str | None, list[int]], request_id: str) -> Generation:
+    def _generate(self, prompt: tuple[str | None, list[int]], request_id: str, params: SamplingParams) -> Generation:
         text, token_ids = prompt
         return self.llm.start(
             text,
             token_ids,
-            self.params_for(len(token_ids)),
+            params,
             request_id=request_id,
             priority=0 if "priority" in self.plan.ignored else self.body.priority or 0,
             tenant=self.permit.tenant,
             cache_salt=self.permit.cache_salt,
             deadline=self.permit.deadline,
             lora_name=self.lora_name,
-            on_output=self.permit.track_prompt(len(token_ids)),
+            clamp_max_tokens=self.clamps_max_tokens,
+            on_output=self.permit.track_prompt(len(token_ids), params.n),
         )
 
-    def params_for(self, num_prompt_tokens: int) -> SamplingParams:
-        """The sampling parameters for a prompt of this length."""
+    def sampling_params(self) -> SamplingParams:
+        """The sampling parameters of all prompts of the admitted call."""
         return self.plan.params
+
+    @property
+    def clamps_max_tokens(self) -> bool:
+        """Whether `max_tokens` is lowered to what fits beside a prompt."""
+        return False
 
     def close(self) -> None:
         """Abort the generations that still run, and close the permit."""
@@ -290,14 +311,15 @@ class GeneratingCall(EngineCall[Fields, Plans]):
         except ChairliftError as error:
             yield self.failure(*error_info(error, is_admin=self.record.key.is_admin))
 
-    def params_for(self, num_prompt_tokens: int) -> SamplingParams:
-        params, room = self.plan.params, self.llm.engine.input_processor.limits.max_output_tokens(num_prompt_tokens)
-        max_tokens, slo, is_streamed = params.max_tokens, params.slo or self.permit.slo, bool(self.body.stream)
-        if max_tokens is not None and (self.body.clamps_max_tokens or self._service.planner.options.clamp_max_tokens):
-            max_tokens = min(max_tokens, room)
-        if (max_tokens, slo, is_streamed) == (params.max_tokens, params.slo, params.is_streamed):
+    def sampling_params(self) -> SamplingParams:
+        params, slo, is_streamed = self.plan.params, self.plan.params.slo or self.permit.slo, bool(self.body.stream)
+        if (slo, is_streamed) == (params.slo, params.is_streamed):
             return params
-        return replace(params, max_tokens=max_tokens, slo=slo, is_streamed=is_streamed)
+        return replace(params, slo=slo, is_streamed=is_streamed)
+
+    @property
+    def clamps_max_tokens(self) -> bool:
+        return self.body.clamps_max_tokens or self._service.planner.options.clamp_max_tokens
 
     def timings(self) -> Timings | None:
         """The times of the call, if the body asks for them."""
