@@ -137,7 +137,8 @@ class RequestRejected:
 class RequestWaiting:
     """The head of the queue was not admitted, for another reason than in the previous step.
 
-    For a static batch, all counts are those of the worst case: every member has its maximum length.
+    For a static batch, all counts are those of the worst case: every member has its maximum length. For a request that
+    waits for the prompt of its leader, the four counts of blocks are 0.
 
     Attributes:
         reason: a `WaitReason`.

@@ -184,7 +184,7 @@ class Explainer:
 
     def _span(self, request: TrackedRequest, viewer: Viewer, span: WaitSpan, origin: float) -> ExplainedSpan:
         explained = ExplainedSpan(span.reason, "", span.start - origin, span.end - origin, span.num_steps)
-        if (interval := span.decisive_interval(request.request_id)) is not None:
+        if (interval := span.interval) is not None:
             is_head = interval.head_id == request.request_id
             needed, free, evictable, largest = _block_counts(interval)
             explained = replace(
@@ -288,8 +288,7 @@ class Explainer:
         """The request with the state of the engine when it first had to wait in the queue; None if it did not, or if
         the engine has no KV pool."""
         waits = self._tracker.spans(request)
-        span = next((span for span in waits[0] if span.intervals), None) if waits else None
-        interval = None if span is None else span.decisive_interval(request.request_id)
+        interval = next((span.interval for span in waits[0] if span.interval is not None), None) if waits else None
         if interval is None or not self._started.num_blocks:
             return None
         is_head = interval.head_id == request.request_id

@@ -5,7 +5,10 @@
     head               r7     r7    r7    r9
     intervals   |---------|---------------|-----|----|
 
-A request that joined before step 3 and was admitted in step 6 waited for the reasons of steps 3 to 5.
+A request that joined before step 3 and was admitted in step 6 waited for the reasons of steps 3 to 5. Intervals that
+have the same reason for every request form a run. The head changes with each admission, so runs are much longer, and
+what is computed for a single request reads runs only. A request that waits for many runs, because the turn alternates
+between tenants, gets sums instead, which are kept for each reason and tenant.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from chairlift.events import RequestArrived, RequestWaiting, Step
+from chairlift.request import WaitReason
 
 
 class BlockHolder(NamedTuple):
@@ -59,7 +63,51 @@ class QueueInterval:
     holders: tuple[BlockHolder, ...] = ()
 
 
-UNKNOWN = "unknown"
+UNKNOWN: Final = "unknown"
+FAIRNESS: Final = "fairness"
+REASONS: Final = (None, UNKNOWN, *(reason.value for reason in WaitReason))
+
+RunKey = tuple[str | None, str]
+"""The reason of a run, and the tenant of its head if that decides for which reason other tenants wait."""
+
+
+class _RunSums:
+    """The runs with one reason and tenant: the first step and time of each, and what those before it add up to."""
+
+    def __init__(self) -> None:
+        self._firsts: list[int] = []
+        self._times = array("d")
+        self._before: list[tuple[int, float]] = []
+        self._total = (0, 0.0)
+        self._is_open = False
+
+    def begin(self, step: int, time: float) -> None:
+        self._firsts.append(step)
+        self._times.append(time)
+        self._before.append(self._total)
+        self._is_open = True
+
+    def end(self, step: int, time: float) -> None:
+        steps, seconds = self._total
+        self._total = steps + step - self._firsts[-1], seconds + time - self._times[-1]
+        self._is_open = False
+
+    def until(self, step: int, time: float) -> tuple[int, float]:
+        """The steps and seconds of the runs before `step`, which was scheduled at `time`."""
+        index = bisect_right(self._firsts, step) - 1
+        if index < 0:
+            return self._before[0]
+        is_last = index == len(self._firsts) - 1
+        steps, seconds = self._before[index]
+        inside = steps + step - self._firsts[index], seconds + time - self._times[index]
+        if is_last and self._is_open:
+            return inside
+        return min(inside, self._total if is_last else self._before[index + 1])
+
+    def remove_before(self, step: int) -> None:
+        """Remove the runs before the last one that begins at or before `step`."""
+        count = max(0, bisect_right(self._firsts, step) - 1)
+        del self._firsts[:count], self._times[:count], self._before[:count]
 
 
 class QueueTimeline:
@@ -74,6 +122,9 @@ class QueueTimeline:
         self.first_step = 0
         self._times = array("d")
         self._intervals: list[QueueInterval] = []
+        self._runs: list[int] = []  # The first step of each.
+        self._run_key: RunKey | None = None
+        self._sums: dict[RunKey, _RunSums] = {}
 
     def add_step(self, step: Step) -> bool:
         """Add the time of the next step; returns whether an interval begins with it, which must then be added.
@@ -84,16 +135,51 @@ class QueueTimeline:
             self.first_step = self.next_step = step.step
         missing = step.step - self.next_step
         if missing > 0:
-            self._intervals.append(QueueInterval(self.next_step, UNKNOWN))
             self._times.extend([step.scheduled_time] * missing)
+            self.add_interval(QueueInterval(self.next_step, UNKNOWN), "")
         self._times.append(step.scheduled_time)
         self.next_step = step.step + 1
         last = self._intervals[-1] if self._intervals else None
         return last is None or (last.reason, last.head_id) != (step.wait_reason, step.head_id)
 
-    def add_interval(self, interval: QueueInterval) -> None:
-        """Add an interval that begins with the last added step."""
+    def add_interval(self, interval: QueueInterval, tenant: str) -> None:
+        """Add an interval that begins with the last added step.
+
+        Args:
+            tenant: the tenant of the head if it decides for which reason other tenants wait, otherwise "".
+        """
         self._intervals.append(interval)
+        key, time = (interval.reason, tenant), self._times[interval.first_step - self.first_step]
+        if not self._runs or self._run_key != key:
+            if self._run_key is not None:
+                self._sums[self._run_key].end(interval.first_step, time)
+            self._runs.append(interval.first_step)
+            self._run_key = key
+            self._sums.setdefault(key, _RunSums()).begin(interval.first_step, time)
+
+    def num_runs(self, first: int, end: int) -> int:
+        """The number of runs in the recorded steps from `first` to `end` - 1."""
+        if first >= min(end, self.next_step):
+            return 0
+        return bisect_left(self._runs, end) - max(0, bisect_right(self._runs, first) - 1)
+
+    def sums(self, first: int, end: int, tenant: str) -> dict[str | None, tuple[int, float]]:
+        """The number of steps from `first` to `end` - 1, and their seconds, by reason: those of runs with this tenant,
+        or without one. The rest has the reason FAIRNESS."""
+        first, end = max(first, self.first_step), min(end, self.next_step)
+        bounds = [(step, self._times[min(step, self.next_step - 1) - self.first_step]) for step in (first, end)]
+        other_steps, other_seconds = end - first, bounds[1][1] - bounds[0][1]
+        found: dict[str | None, tuple[int, float]] = {}
+        for key in ((reason, of) for reason in REASONS for of in dict.fromkeys((tenant, ""))):
+            if (sums := self._sums.get(key)) is not None:
+                (steps, seconds), (steps_before, seconds_before) = sums.until(*bounds[1]), sums.until(*bounds[0])
+                if num_steps := steps - steps_before:
+                    found[key[0]] = num_steps, seconds - seconds_before
+                    other_steps -= num_steps
+                    other_seconds -= seconds - seconds_before
+        if other_steps:
+            found[FAIRNESS] = other_steps, max(0.0, other_seconds)
+        return found
 
     def scheduled_time(self, step: int) -> float | None:
         """The time at which a step was scheduled; None if it was not yet, or if its time was removed."""
@@ -101,15 +187,19 @@ class QueueTimeline:
         return self._times[index] if 0 <= index < len(self._times) else None
 
     def slice(self, first: int, end: int) -> Iterator[tuple[int, int, QueueInterval]]:
-        """(first step, end, interval) for the recorded steps from `first` to `end` - 1."""
+        """(first step, end, first interval) of each run in the recorded steps from `first` to `end` - 1."""
         end = min(end, self.next_step)
-        at = max(0, bisect_right(self._intervals, first, key=lambda interval: interval.first_step) - 1)
-        intervals = self._intervals[at : bisect_left(self._intervals, end, key=lambda interval: interval.first_step)]
-        for interval, following in zip_longest(intervals, intervals[1:]):
-            begin = max(first, interval.first_step)
-            until = end if following is None else min(following.first_step, end)
+        at = max(0, bisect_right(self._runs, first) - 1)
+        runs = self._runs[at : bisect_left(self._runs, end)]
+        for run, following in zip_longest(runs, runs[1:]):
+            begin = max(first, run)
+            until = end if following is None else min(following, end)
             if begin < until:
-                yield begin, until, interval
+                yield begin, until, self._intervals[max(0, self._index_at(begin))]
+
+    def _index_at(self, step: int) -> int:
+        """The index of the interval of a step; -1 before the first one."""
+        return bisect_right(self._intervals, step, key=lambda interval: interval.first_step) - 1
 
     def remove_before(self, step: int) -> None:
         """Remove the steps before `step`. An interval that also contains later steps is kept."""
@@ -118,5 +208,7 @@ class QueueTimeline:
             return
         del self._times[:count]
         self.first_step = step
-        keep = bisect_right(self._intervals, step, key=lambda interval: interval.first_step) - 1
-        del self._intervals[: max(0, keep)]
+        del self._intervals[: max(0, self._index_at(step))]
+        del self._runs[: max(0, bisect_right(self._runs, step) - 1)]
+        for sums in self._sums.values():
+            sums.remove_before(step)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Literal, NamedTuple
 
 from chairlift.events import RequestArrived, RequestFinished, RequestWaiting
@@ -27,32 +26,27 @@ class WaitSpan(NamedTuple):
     Attributes:
         start, end: seconds of the engine's clock; each span begins where the previous one ends.
         num_steps: number of steps that were scheduled without the request.
-        intervals: the intervals of the queue in the span, in order; only the decisive one after the wait has ended.
+        interval: the interval of the queue that explains the span: the first one with the request at the head of the
+            queue, or the first one if it never was; None if it was not in the queue.
     """
 
     reason: str
     start: float
     end: float
     num_steps: int
-    intervals: tuple[QueueInterval, ...] = ()
+    interval: QueueInterval | None = None
 
-    def decisive_interval(self, request_id: str) -> QueueInterval | None:
-        """The interval that explains the span: the first one with the request at the head of the queue.
-
-        If the request never was at the head, the first interval is returned.
-        """
-        at_head = (interval for interval in self.intervals if interval.head_id == request_id)
-        return next(at_head, next(iter(self.intervals), None))
-
-    def joined(self, following: WaitSpan) -> WaitSpan:
+    def joined(self, following: WaitSpan, request_id: str) -> WaitSpan:
         """This span and the following one, which has the same reason, as one."""
-        num_steps = self.num_steps + following.num_steps
-        return self._replace(end=following.end, num_steps=num_steps, intervals=self.intervals + following.intervals)
+        num_steps, interval = self.num_steps + following.num_steps, _decisive((self, following), request_id)
+        return self._replace(end=following.end, num_steps=num_steps, interval=interval)
 
-    def with_decisive_interval(self, request_id: str) -> WaitSpan:
-        """The span with this interval only."""
-        interval = self.decisive_interval(request_id)
-        return self._replace(intervals=() if interval is None else (interval,))
+
+def _decisive(spans: Sequence[WaitSpan], request_id: str) -> QueueInterval | None:
+    """The interval that explains several spans of a request."""
+    intervals = [span.interval for span in spans if span.interval is not None]
+    at_head = (interval for interval in intervals if interval.head_id == request_id)
+    return next(at_head, next(iter(intervals), None))
 
 
 def sum_by_reason(spans: Sequence[WaitSpan], request_id: str) -> list[WaitSpan]:
@@ -65,9 +59,8 @@ def sum_by_reason(spans: Sequence[WaitSpan], request_id: str) -> list[WaitSpan]:
         start = summed[-1].end if summed else spans[0].start
         is_last = len(summed) == len(by_reason) - 1
         end = spans[-1].end if is_last else min(spans[-1].end, start + sum(part.end - part.start for part in parts))
-        intervals = tuple(chain.from_iterable(part.intervals for part in parts))
-        span = WaitSpan(reason, start, end, sum(part.num_steps for part in parts), intervals)
-        summed.append(span.with_decisive_interval(request_id))
+        num_steps, interval = sum(part.num_steps for part in parts), _decisive(parts, request_id)
+        summed.append(WaitSpan(reason, start, end, num_steps, interval))
     return summed
 
 
@@ -81,6 +74,7 @@ class Wait:
         displaced_by: the request that took its seat; None after an arrival, or a preemption for lack of memory.
         queued_step: the first step for which it was in the queue; None while it is parked.
         spans: set when the wait has ended and all of its steps are known.
+        headed: the intervals of the queue with the request at its head.
         summed: one span for each reason of the steps before `summed_step`, which a long wait does not keep one by one.
     """
 
@@ -92,6 +86,7 @@ class Wait:
     is_restart: bool = False
     displaced_by: str | None = None
     spans: list[WaitSpan] | None = None
+    headed: list[QueueInterval] = field(default_factory=list)
     summed: list[WaitSpan] = field(default_factory=list)
     summed_step: int | None = None
 

@@ -12,25 +12,31 @@ from typing import Final, NamedTuple
 
 from chairlift.config import FAIR_POLICIES
 from chairlift.events import SLOT_KINDS, Event, RequestArrived, Step
-from chairlift.observability.queue_timeline import UNKNOWN, BlockHolder, QueueInterval, QueueTimeline
+from chairlift.observability.queue_timeline import FAIRNESS, UNKNOWN, BlockHolder, QueueInterval, QueueTimeline
 from chairlift.observability.replay import SIBLING_PREFILL, Replay, ReplayReader, Rows
 from chairlift.observability.step_cost import StepCost
 from chairlift.observability.tracked_request import TrackedRequest, Wait, WaitSpan, sum_by_reason
 
 NEXT_STEP: Final = "next_step"
-FAIRNESS: Final = "fairness"
 PRUNE_INTERVAL_STEPS: Final = 256
 MAX_TIMELINE_STEPS: Final = 4096
 """Earlier steps of longer waits are summed up by reason."""
 
+MAX_RUNS: Final = 32
+"""Longer parts of a wait in the queue are summed up by reason: there the turn alternates between tenants."""
+
 
 class _WaitRow(NamedTuple):
-    """The steps `first` to `end` - 1 of a wait, with one reason and one interval of the queue, if it was in it."""
+    """The steps `first` to `end` - 1 of a wait, with one reason and one interval of the queue, if it was in it.
+
+    With `seconds` the steps are as many as had the reason, and took this time, in any order.
+    """
 
     reason: str
     first: int
     end: int
     interval: QueueInterval | None = None
+    seconds: float | None = None
 
 
 class RequestTracker(Replay, ReplayReader):
@@ -131,13 +137,19 @@ class RequestTracker(Replay, ReplayReader):
             if (request := self.batch.get(request_id)) is not None:
                 self._store_spans(request)
         if begins_interval:
-            self.timeline.add_interval(self._queue_interval(step))
+            interval = self._queue_interval(step)
+            self.timeline.add_interval(interval, interval.head_tenant if self._is_fair else "")
         if step.step % PRUNE_INTERVAL_STEPS == 0:
             self._prune_timeline()
 
+    @property
+    def _is_fair(self) -> bool:
+        """Whether requests of other tenants than that of the head wait for their turn."""
+        return self.started is not None and self.started.scheduling_policy in FAIR_POLICIES
+
     def _queue_interval(self, step: Step) -> QueueInterval:
         head = None if step.head_id is None else self.get(step.head_id)
-        return QueueInterval(
+        interval = QueueInterval(
             first_step=step.step,
             reason=step.wait_reason,
             head_id=step.head_id,
@@ -149,6 +161,9 @@ class RequestTracker(Replay, ReplayReader):
             waiting_event=None if head is None else head.waiting_event,
             holders=() if step.wait_reason is None else self.holders(),
         )
+        if head is not None and head.waits:
+            head.waits[-1].headed.append(interval)
+        return interval
 
     def _prune_timeline(self) -> None:
         self._sum_before(self.timeline.next_step - MAX_TIMELINE_STEPS)
@@ -161,7 +176,6 @@ class RequestTracker(Replay, ReplayReader):
         time = self.timeline.scheduled_time(step)
         if time is None:
             return
-        heads = {interval.head_id for _, _, interval in self.timeline.slice(self.timeline.first_step, step)}
         shared: dict[tuple[str, int, float, float], list[WaitSpan]] = {}
         for request in self.requests():
             for wait in request.waits:
@@ -172,7 +186,7 @@ class RequestTracker(Replay, ReplayReader):
                     continue
                 end = max(wait.start, time if wait.end is None else min(time, wait.end))
                 is_queued = (wait.queued_step or step) <= wait.first_kept_step
-                if wait.summed and is_queued and request.request_id not in heads:
+                if wait.summed and is_queued and not wait.headed:
                     key = request.tenant, wait.first_kept_step, wait.summed[-1].end, end
                     if (spans := shared.get(key)) is None:
                         spans = shared[key] = self._kept_spans(request, wait, step, end)
@@ -184,10 +198,11 @@ class RequestTracker(Replay, ReplayReader):
     # -- spans ---------------------------------------------------------------------------------------------------
 
     def _store_spans(self, request: TrackedRequest) -> None:
-        """Store the spans of a wait that has ended, each with one interval only: an interval lists a whole batch."""
+        """Store the spans of a wait that has ended. Other intervals are dropped, because each lists a whole batch."""
         wait = request.waits[-1]
         if wait.end_step is not None and wait.end_step <= self.timeline.next_step:
-            wait.spans = [span.with_decisive_interval(request.request_id) for span in self._spans(request, wait, None)]
+            wait.spans = self._spans(request, wait, None)
+            wait.headed.clear()
 
     def _spans(self, request: TrackedRequest, wait: Wait, now: float | None) -> list[WaitSpan]:
         if wait.spans is not None:
@@ -195,7 +210,7 @@ class RequestTracker(Replay, ReplayReader):
         end_step = self.timeline.next_step if wait.end_step is None else wait.end_step
         kept = self._kept_spans(request, wait, end_step, self._end_of(wait, now))
         if wait.summed and kept and wait.summed[-1].reason == kept[0].reason:
-            return [*wait.summed[:-1], wait.summed[-1].joined(kept[0]), *kept[1:]]
+            return [*wait.summed[:-1], wait.summed[-1].joined(kept[0], request.request_id), *kept[1:]]
         return wait.summed + kept
 
     def _kept_spans(self, request: TrackedRequest, wait: Wait, end_step: int, end: float) -> list[WaitSpan]:
@@ -205,8 +220,9 @@ class RequestTracker(Replay, ReplayReader):
         if not parts:
             return []
         starts = [wait.summed[-1].end if wait.summed else wait.start]
-        for _, rows in parts[1:]:
-            scheduled = self.timeline.scheduled_time(rows[0].first)
+        for (_, before), (_, rows) in pairwise(parts):
+            seconds = [row.seconds for row in before if row.seconds is not None]
+            scheduled = starts[-1] + sum(seconds) if seconds else self.timeline.scheduled_time(rows[0].first)
             starts.append(starts[-1] if scheduled is None else min(max(scheduled, starts[-1]), end))
         spans = [
             WaitSpan(
@@ -214,7 +230,7 @@ class RequestTracker(Replay, ReplayReader):
                 start,
                 until,
                 sum(row.end - row.first for row in rows),
-                tuple(row.interval for row in rows if row.interval is not None),
+                _interval_of(request, wait, rows),
             )
             for (reason, rows), (start, until) in zip(parts, pairwise([*starts, end]), strict=True)
         ]
@@ -237,15 +253,33 @@ class RequestTracker(Replay, ReplayReader):
         known = min(queued_step, end_step, self.timeline.next_step)
         if known > first_step:
             yield _WaitRow(SIBLING_PREFILL, first_step, known)
-        for first, end, interval in self.timeline.slice(max(queued_step, first_step), end_step):
+        start = max(queued_step, first_step)
+        if self.timeline.num_runs(start, end_step) > MAX_RUNS:
+            yield from self._summed_rows(request, start, end_step)
+            return
+        for first, end, interval in self.timeline.slice(start, end_step):
             yield _WaitRow(self._reason(request, interval), first, end, interval)
 
+    def _summed_rows(self, request: TrackedRequest, start: int, end_step: int) -> Iterator[_WaitRow]:
+        """One row for each reason for which the request waited from `start` on."""
+        start, _, interval = next(self.timeline.slice(start, end_step))
+        for reason, (count, seconds) in self.timeline.sums(start, end_step, request.tenant).items():
+            yield _WaitRow(reason or UNKNOWN, start, start + count, interval, seconds)
+            start += count
+
     def _reason(self, request: TrackedRequest, interval: QueueInterval) -> str:
-        """The reason of an interval for a request. Under the fair policy, requests of other tenants than that of the
-        head wait for their turn."""
+        """The reason of an interval for a request."""
         if interval.reason is None:
             return UNKNOWN
-        is_fair = self.started is not None and self.started.scheduling_policy in FAIR_POLICIES
-        if is_fair and interval.reason != UNKNOWN and interval.head_tenant != request.tenant:
+        if self._is_fair and interval.reason != UNKNOWN and interval.head_tenant != request.tenant:
             return FAIRNESS
         return interval.reason
+
+
+def _interval_of(request: TrackedRequest, wait: Wait, rows: list[_WaitRow]) -> QueueInterval | None:
+    """The interval that explains consecutive rows with one reason: the first one with the request at the head."""
+    first = rows[0].interval
+    if first is None or first.head_id == request.request_id:
+        return first
+    headed = (interval for interval in wait.headed if rows[0].first <= interval.first_step < rows[-1].end)
+    return next(headed, first)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand, TableChange
 from chairlift.core.kv.windowed_groups import held_blocks
@@ -32,6 +32,9 @@ def _new_blocks(output: SchedulerOutput, forked: dict[str, list[int]]) -> dict[s
     for request_id, added in output.new_block_ids.items():
         blocks[request_id] = blocks.get(request_id, []) + held_blocks(added)
     return blocks
+
+
+UNKNOWN_DEMAND: Final = MemoryDemand(0, 0, 0, 0)
 
 
 class SchedulerMeter:
@@ -96,7 +99,10 @@ class SchedulerMeter:
 
     def record_parked(self, request: Request, num_running: int) -> None:
         self._waits.start(request)
-        self._waits.record_reason(request, WaitReason.SIBLING_PREFILL, request.arrival_time, num_running)
+        # What it needs is known when the prompt of its leader is computed.
+        self._waits.record_reason(
+            request, WaitReason.SIBLING_PREFILL, request.arrival_time, num_running, UNKNOWN_DEMAND
+        )
 
     def record_unparked(self, request: Request, now: float) -> None:
         self._waits.stop(request)

@@ -60,7 +60,8 @@ class WaitLog:
     def record_reason(
         self, request: Request, reason: WaitReason, now: float, num_running: int, demand: MemoryDemand | None = None
     ) -> None:
-        """Emit an event if the reason has changed. `demand` is what admission would take now, if None."""
+        """Emit an event if the reason has changed. `demand` is what admission would take now, if None. It is computed
+        only for an event, because it hashes the prompt."""
         if request.meter.wait_reason is reason:
             return
         request.meter.wait_reason = reason

@@ -17,7 +17,7 @@ from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.observability.tracker import RequestTracker
 from chairlift.server.access.keys import Key
 
-MAX_CALLS: Final = 4096  # whose sequences are found
+MAX_SEQUENCES: Final = 1 << 16  # that are found by the ids of their call and prompt; the oldest calls are forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,8 @@ class EngineObserver:
         self.replica_id = replica_id
         self.tracker = RequestTracker()
         self.explainer = Explainer(self.tracker)
-        self._calls: OrderedDict[str, list[str]] = OrderedDict()
+        self._calls: OrderedDict[str, dict[str, None]] = OrderedDict()
+        self._num_found = 0
         self._clock = clock or MonotonicClock()
         self._secret = Viewer().secret
         for listener in (self.tracker, self):
@@ -60,11 +61,11 @@ class EngineObserver:
         """Remember the sequences of each API call."""
         if isinstance(event, RequestArrived | RequestRejected):
             for name in _call_ids(event.request_id):
-                ids = self._calls.setdefault(name, [])
-                if event.request_id not in ids:
-                    ids.append(event.request_id)
-            while len(self._calls) > MAX_CALLS:
-                self._calls.popitem(last=False)
+                ids = self._calls.setdefault(name, {})
+                self._num_found += event.request_id not in ids
+                ids[event.request_id] = None
+            while self._num_found > MAX_SEQUENCES and len(self._calls) > 1:
+                self._num_found -= len(self._calls.popitem(last=False)[1])
 
     def now(self) -> float:
         return self._clock.now()

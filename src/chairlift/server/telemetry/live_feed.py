@@ -54,8 +54,9 @@ class LiveFeed:
     """An event sink that encodes each event once for all pages, and keeps the events of the last ten minutes.
 
     It must be added to the `EventHub` after the tracker, whose state is that of a new page. The history consists of
-    parts that begin with the state of the engine, so that the oldest one can be removed. They are compressed on a
-    thread, because events arrive on the event loop.
+    parts that begin with the state of the engine, so that the oldest one can be removed. The events of a part have at
+    least the size of this state, so writing states costs no more than writing events. Parts are compressed on a thread,
+    because events arrive on the event loop.
 
     Attributes:
         num_readers: the open streams of all events. Pages do not count.
@@ -68,7 +69,7 @@ class LiveFeed:
         self._recent_bytes = 0
         self._first_index = 0
         self._part: list[bytes] = []
-        self._part_bytes = 0
+        self._part_bytes = self._opening_bytes = 0
         self._part_start = 0.0
         self._history: deque[HistoryPart] = deque()
         self._changed = asyncio.Event()
@@ -92,7 +93,8 @@ class LiveFeed:
             self._part_bytes += len(entry.encoded)
         else:
             self._begin_part(event.time)
-        if self._part_bytes >= MAX_PART_BYTES or event.time - self._part_start >= PART_SECONDS:
+        is_due = self._part_bytes >= MAX_PART_BYTES or event.time - self._part_start >= PART_SECONDS
+        if is_due and self._part_bytes >= self._opening_bytes:
             self._end_part(event.time)
 
     def _end_part(self, now: float) -> None:
@@ -105,7 +107,7 @@ class LiveFeed:
 
     def _begin_part(self, now: float) -> None:
         self._part, self._part_start = self.opening(now), now
-        self._part_bytes = 0  # Without the snapshot, which may be large if the queue is long.
+        self._opening_bytes, self._part_bytes = sum(map(len, self._part)), 0
 
     def history(self) -> Iterator[bytes]:
         """The events so far as JSON, separated by commas: parts that begin with a snapshot, in order.
