@@ -6,10 +6,7 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +15,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 import httpx
+from benchmarks.server_process import server_process
 from rich.console import Console, RenderableType
 from rich.table import Table
 
@@ -103,23 +101,8 @@ def serve(*options: str) -> Iterator[str]:
     Raises:
         SystemExit: the server has ended before it was ready. The message is its output.
     """
-    command = [sys.executable, "-m", "chairlift", "serve", "--port", "0", *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    lines = []
-    try:
-        for line in process.stderr:
-            lines.append(line)
-            if found := re.search(r"ready in \S+ s: (\S+)/v1", line):
-                # A full pipe would block the server.
-                threading.Thread(target=process.stderr.read, daemon=True).start()
-                yield found[1]
-                break
-        else:
-            raise SystemExit("".join(lines))
-    finally:
-        process.terminate()
-        process.wait(60)
+    with server_process(*options) as server:
+        yield server.url
 
 
 @dataclass(slots=True)

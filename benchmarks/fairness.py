@@ -30,9 +30,8 @@ from typing import Any, Final
 import httpx
 import numpy as np
 from benchmarks.common import StreamedAnswer, bearer_client, print_result, serve, stream_completion
+from benchmarks.server_process import write_keys
 from rich.table import Table
-
-from chairlift.server.access.keys import key_record, new_secret, to_toml
 
 HEAVY, LIGHT = "heavy", "light"
 TIMES_AS_MUCH: Final = 20
@@ -142,12 +141,10 @@ async def warm_up(url: str, secrets: dict[str, str], workload: TwoKeyWorkload) -
 
 
 def run_policies(workload: TwoKeyWorkload, options: Sequence[str]) -> list[FairnessRun]:
-    secrets = {name: new_secret() for name in (HEAVY, LIGHT)}
     runs = []
     with tempfile.TemporaryDirectory() as folder:
         key_file = Path(folder) / "keys.toml"
-        entries = [to_toml(key_record(secret, name=name)) for name, secret in secrets.items()]
-        key_file.write_text("\n\n".join(entries))
+        secrets = write_keys(key_file, (HEAVY, LIGHT))
         for policy in POLICIES:
             chosen = ["--scheduling-policy", policy, "--api-key-file", str(key_file), "--drain-timeout", "0"]
             with serve(*chosen, *SERVE, "--served-model-name", "m", *options) as url:

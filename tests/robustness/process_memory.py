@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
+from benchmarks.server_process import ProcessMemory, read_memory
 
 SAMPLE_SECONDS = 5.0
 MIN_SAMPLES = 8
@@ -19,23 +18,6 @@ MIN_SAMPLES = 8
 
 WINDOW_SECONDS = 600.0
 """Slopes are given in bytes per window of ten minutes."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessMemory:
-    """The memory of a process in bytes.
-
-    Attributes:
-        pss: all resident pages; a page that several processes share counts in equal parts.
-        private: the part that is not mapped from files. The share of a library changes whenever a program elsewhere on
-            the machine maps it, so slopes are computed from this part.
-    """
-
-    pss: int = 0
-    private: int = 0
-
-    def __add__(self, other: ProcessMemory) -> ProcessMemory:
-        return ProcessMemory(self.pss + other.pss, self.private + other.private)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +43,6 @@ class MemoryTrend:
     last: ProcessMemory
     largest: ProcessMemory
     slope: float
-
-
-def read_memory(pid: int) -> ProcessMemory:
-    """The memory of a process now."""
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    sizes = {name: int(kilobytes) << 10 for name, kilobytes in re.findall(r"^(\w+): +(\d+) kB$", text, re.MULTILINE)}
-    return ProcessMemory(sizes["Pss"], sizes["Pss_Anon"] + sizes["Pss_Shmem"])
 
 
 def role_of(command: Sequence[str]) -> str:
