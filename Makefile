@@ -87,7 +87,7 @@ fuzz: venv ## Fuzz model files, option files and batch lines for five minutes (A
 fuzz-api: venv ## Call a server with 2,000 cases that schemathesis makes of its OpenAPI (ARGS="--cases 20000").
 	$(BIN)/python tests/robustness/fuzz_api.py $(ARGS)
 
-fuzz-cost: venv ## Measure what large requests cost, in every field of every endpoint (ARGS="--endpoint chat messages").
+fuzz-cost: venv ## Measure what large requests cost in every field, also times n, prompts and beams (ARGS="--endpoint chat").
 	$(BIN)/python tests/robustness/fuzz_cost.py $(ARGS)
 
 soak: venv ## Serve calls of every kind for 30 minutes, and see that nothing is left of them (ARGS="--minutes 5").

@@ -3,17 +3,21 @@
 The fields come from the JSON schema of the endpoint's body. A case is a path through that schema; `Case.body(size)` is
 a body of about `size` bytes, valid or not, in which the value at the path is large and everything else is minimal.
 The large value is made as JSON text: the text of one item is repeated, and no item exists as a Python object.
+
+A case may be multiplied: its body also asks for many answers, each of which needs what the large value says.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import BaseModel
 
+from chairlift.sampling_params import MAX_BEAMS, MAX_N
 from chairlift.server.api.tokenization import DetokenizeRequest, TokenizeRequest
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.completions import CompletionRequest
@@ -51,6 +55,34 @@ BASES: Final[dict[str, dict[str, Any]]] = {
     "tokenize": {"prompt": "x"},
     "detokenize": {"tokens": [3]},
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Multiplier:
+    """A way to ask for many answers in one call.
+
+    Attributes:
+        fields: number of answers -> the fields of the body.
+        endpoints: keys of `PATHS` whose bodies have these fields.
+        max_answers: the largest number of answers that one call may ask for in this way here.
+    """
+
+    fields: Callable[[int], dict[str, Any]]
+    endpoints: tuple[str, ...]
+    max_answers: int
+
+
+NUM_PROMPTS: Final = 16
+MULTIPLIERS: Final = {
+    "n": Multiplier(lambda answers: {"n": answers}, ("completions", "chat"), MAX_N),
+    "16 prompts x n": Multiplier(
+        lambda answers: {"prompt": [f"{index} x" for index in range(NUM_PROMPTS)], "n": answers // NUM_PROMPTS},
+        ("completions",),
+        NUM_PROMPTS * MAX_N,
+    ),
+    "beams": Multiplier(lambda answers: {"n": answers, "use_beam_search": True}, ("completions", "chat"), MAX_BEAMS),
+}
+
 NUMBERED: Final = ("name", "id", "call_id", "tool_call_id")
 """Strings that differ from item to item, so that checks for repeated names have something to compare."""
 
@@ -72,11 +104,18 @@ class Case:
         endpoint: a key of `PATHS`.
         field: the path of the field, as in `messages[].content`.
         make: number of items -> the JSON text of the body.
+        multiplier: a key of `MULTIPLIERS`, or empty for one answer.
     """
 
     endpoint: str
     field: str
     make: Grow
+    multiplier: str = ""
+
+    @property
+    def name(self) -> str:
+        """The field with its endpoint and multiplier."""
+        return f"{self.endpoint}: {self.field}" + (f", {self.multiplier}" if self.multiplier else "")
 
     def body(self, size: int) -> bytes:
         """A body of at most `size` bytes, and nearly as many."""
@@ -111,14 +150,30 @@ def _object(fields: dict[str, Any], name: str, text: str) -> str:
 
 
 def all_cases() -> list[Case]:
-    """The cases of all endpoints."""
+    """The cases of all endpoints with one answer."""
+    return _cases(BASES, "")
+
+
+def multiplied_cases(multiplier: str, answers: int) -> list[Case]:
+    """The cases of a key of `MULTIPLIERS` whose bodies ask for this number of answers.
+
+    A field that is itself among the multiplier's fields is left out.
+    """
+    how = MULTIPLIERS[multiplier]
+    fields = how.fields(answers)
+    bases = {endpoint: {**BASES[endpoint], **fields} for endpoint in how.endpoints}
+    return [case for case in _cases(bases, multiplier) if re.split(r"\W", case.field)[0] not in fields]
+
+
+def _cases(bases: dict[str, dict[str, Any]], multiplier: str) -> list[Case]:
     cases = []
-    for endpoint, base in BASES.items():
+    for endpoint, base in bases.items():
         schema = BODY_TYPES[endpoint].model_json_schema()
         for name, field in schema["properties"].items():
             for path, grow in _growing(field, schema.get("$defs", {}), name, 0):
-                cases.append(Case(endpoint, path, _placed(base, name, grow)))
-    return [*cases, *extra_cases()]
+                cases.append(Case(endpoint, path, _placed(base, name, grow), multiplier))
+        cases += [Case(endpoint, field, make, multiplier) for field, make in _extra(endpoint, base).items()]
+    return cases
 
 
 def _placed(base: dict[str, Any], name: str, grow: Grow) -> Grow:
@@ -192,11 +247,25 @@ def example(schema: dict[str, Any], definitions: dict[str, Any], number: str, na
     return None
 
 
-def extra_cases() -> list[Case]:
+def _extra(endpoint: str, base: dict[str, Any]) -> dict[str, Grow]:
     """Values whose cost is not that of their size: patterns, schemas, escapes, spellings of special tokens."""
+    if endpoint == "completions":
+        return _extra_prompts(base)
+    return _extra_of_chat(base) if endpoint == "chat" else {}
 
+
+def _extra_prompts(base: dict[str, Any]) -> dict[str, Grow]:
+    prompts: dict[str, Grow] = {
+        "prompt (token ids)": lambda count: f"[{items('3', count)}]",
+        "prompt (lists of token ids)": lambda count: f"[{items('[3]', count)}]",
+        "prompt (long lists)": lambda count: f"[{items(_encoded([3] * 100), count)}]",
+    }
+    return {field: _placed(base, "prompt", grow) for field, grow in prompts.items()}
+
+
+def _extra_of_chat(base: dict[str, Any]) -> dict[str, Grow]:
     def in_chat(field: str, grow: Grow) -> Grow:
-        return lambda count: _object(BASES["chat"], field, grow(count))
+        return lambda count: _object(base, field, grow(count))
 
     def content(text: Callable[[int], str]) -> Grow:
         return in_chat("messages", lambda count: _encoded([{"role": "user", "content": text(count)}]))
@@ -214,7 +283,7 @@ def extra_cases() -> list[Case]:
     turns = '{"role":"user","content":"x"},{"role":"assistant","content":"x"}'
     result = f'{{"role":"tool","content":"x","tool_call_id":"n{NUMBER}"}}'
     unknown = f'"x{NUMBER}":1'
-    chat: dict[str, Grow] = {
+    return {
         "messages (special tokens)": content(lambda count: "<|im_end|>" * (count // 10)),
         "messages (escapes)": content(lambda count: "\x01" * (count // 6)),
         "messages (one letter)": content(lambda count: "a" * count),
@@ -229,15 +298,6 @@ def extra_cases() -> list[Case]:
             "json", lambda count: '{"enum":[' + items(f'"v{NUMBER}"', count) + "]}"
         ),
         "tools (schema)": in_chat("tools", tool),
-        "unknown field": lambda count: _object(BASES["chat"], "x" * count, "1"),
-        "unknown fields": lambda count: f"{_encoded(BASES['chat'])[:-1]},{items(unknown, count)}}}",
+        "unknown field": lambda count: _object(base, "x" * count, "1"),
+        "unknown fields": lambda count: f"{_encoded(base)[:-1]},{items(unknown, count)}}}",
     }
-    prompts: dict[str, Grow] = {
-        "prompt (token ids)": lambda count: f"[{items('3', count)}]",
-        "prompt (lists of token ids)": lambda count: f"[{items('[3]', count)}]",
-        "prompt (long lists)": lambda count: f"[{items(_encoded([3] * 100), count)}]",
-    }
-    return [
-        *(Case("chat", field, make) for field, make in chat.items()),
-        *(Case("completions", field, _placed(BASES["completions"], "prompt", grow)) for field, grow in prompts.items()),
-    ]

@@ -1,12 +1,21 @@
-"""Measures what large requests cost: their time at n, 2n and 4n bytes, and the delay of a stream beside them.
+"""Measures what large requests cost, alone and multiplied by many answers: the delays of another stream beside them.
 
-    python tests/robustness/fuzz_cost.py [--endpoint chat messages] [--field tools] [--bytes 8000000] [--repeats 1]
+    python tests/robustness/fuzz_cost.py [--minutes 25] [--endpoint chat messages] [--field tools]
+                                         [--multiplier n beams] [--bytes 8000000] [--server-python PYTHON]
 
-For every endpoint, every field that holds a list, a string or an object is grown up to the limit of a body. Prints a
-line for each field as soon as it is measured, then the worst figures of each endpoint, and as its last line JSON. A run
-that is interrupted prints the summary of what it has measured. Ends with status 1 if the time of a call more than grows
-with its size (ratio of a doubling above 2.6), or if the p99 of the inter-token latency of the stream beside it, or the
-slowest answer of /health, exceeds 100 ms.
+A server with the default model and its tokenizer answers the cases of `cost_cases.py`. For every endpoint, every field
+that holds a list, a string or an object is grown up to the limit of a body ("plain"). If this call takes long, it is
+also made with half and a quarter of the bytes. Where a body can ask for many answers, the same fields are sent again
+with n=128, with 16 prompts of 128 answers each, and with 32 beams, in the largest of some sizes that is answered alone.
+
+Prints a line for each case as soon as it is measured: the largest gap of a stream of another caller, the slowest
+answer of /health, CPU seconds and growth of memory of both processes. Then a table of the cases that exceed a limit,
+and as its last line JSON. A run that is interrupted, or reaches `--minutes`, prints the summary of what it has
+measured, and what it has left out. The order is random with a seed: first completions, then multiplied cases, then all
+other ones.
+
+Ends with status 1 if a case exceeds a limit: a gap or an answer of /health of more than 100 ms, a time that more than
+grows with the size (ratio of a doubling above 2.6), a status of 500 or above, no answer, or a restarted engine.
 """
 
 from __future__ import annotations
@@ -14,265 +23,322 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
-import multiprocessing
+import random
 import signal
-import statistics
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import httpx
-from cost_cases import PATHS, Case, all_cases
+from benchmarks.server_process import ServerProcess, Usage, checkout_of
+from benchmarks.victim import VictimProcess, VictimReport, victim_beside
+from cost_cases import BASES, MULTIPLIERS, PATHS, Case, all_cases, multiplied_cases
 from rich.console import Console
 from rich.table import Table
-from served import serve
+from served import as_options
 from test_fuzz_cost import MAX_RATIO
 
 from plain_http import NO_TLS
 
 MAX_DELAY: Final = 0.1
-"""Seconds; of the stream's p99 inter-token latency, and of an answer of /health."""
+"""Seconds; of a gap of the stream, and of an answer of /health."""
 
-SHORTEST: Final = 0.1
-"""Seconds; the ratio of two calls is looked at if the longer one takes at least this."""
+GROWTH_SECONDS: Final = 0.5
+"""A call that takes this long is also made with smaller bodies, because the time of a short one says little."""
 
-MIN_GAPS: Final = 100
-"""Gaps between tokens that a p99 is taken of; those before and after the largest call fill up what it lacks."""
+CALL_SECONDS: Final = 60.0
+"""Seconds after which the client of a measured call disconnects."""
 
-REPORT_SECONDS: Final = 60
-"""Seconds until a stream or /health that makes no progress ends the run."""
+NO_ANSWER: Final = 0
+"""The status of a call without an answer."""
 
 BODY_LIMIT_BYTES: Final = 8 << 20
-STREAM_TOKENS: Final = 2000
-"""Tokens of one stream; the next one follows at once. The gaps of a longer context are longer by themselves."""
+SMALLEST_BYTES: Final = 512
+STEP_OF_SIZES: Final = 4
+"""The sizes that are tried for a multiplied case, each a quarter of the one before."""
+
+PLAIN: Final = "plain"
 
 OPTIONS: Final[dict[str, Any]] = {
     "num_kv_blocks": 2048,
     "max_num_batched_tokens": 64,
+    "max_num_seqs": 33,
     "max_queued_tokens": 16_000_000,
+    "max_queued_requests": 4096,
 }
-"""Small steps: the time of the engine's own steps is no part of the delay that is measured."""
+"""Small steps: the time of the engine's own steps is no part of the delay that is measured. There are seats for 32
+beams and the stream."""
 
 HEADER: Final = (
-    f"{'case':>7}  {'seconds at n, 2n, 4n':>20} {'ratio':>6} {'ITL p99':>8} {'/health':>8} {'status':>6}  field"
+    f"{'case':>9} {'bytes':>8} {'s':>6} {'ratio':>5} {'gap':>7} {'/health':>7} "
+    f"{'CPU s':>11} {'MiB':>11} {'status':>6}  field"
 )
-"""Of the lines of the cases; the delays are in milliseconds."""
-
-
-@dataclass(slots=True)
-class Victim:
-    """A stream and a caller of /health beside the measured calls, in a process of their own: bodies are made in this
-    one, which would delay the threads that read the stream.
-
-    Attributes:
-        gaps, health: seconds between tokens, and seconds of each call, since the last `reset`.
-    """
-
-    url: str
-    gaps: list[float] = field(default_factory=list)
-    health: list[float] = field(default_factory=list)
-
-    def run(self, requests: Connection) -> None:
-        """Answer requests of the measuring process: "reset", or "report" with both lists."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the measuring process ends this one
-        for target in (self._stream, self._watch_health):
-            threading.Thread(target=target, daemon=True).start()
-        while True:
-            if requests.recv() == "reset":
-                self.gaps, self.health = [], []
-            else:
-                requests.send((list(self.gaps), list(self.health)))
-
-    def _stream(self) -> None:
-        body = {"prompt": "Once upon a time", "max_tokens": STREAM_TOKENS, "ignore_eos": True, "stream": True}
-        while True:
-            with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=60, verify=NO_TLS) as response:
-                last = None
-                for line in response.iter_lines():
-                    if not line.startswith("data: {"):
-                        continue
-                    now = time.perf_counter()
-                    if last is not None:
-                        self.gaps.append(now - last)
-                    last = now
-
-    def _watch_health(self) -> None:
-        with httpx.Client(verify=NO_TLS, timeout=30) as client:
-            while True:
-                started = time.perf_counter()
-                client.get(f"{self.url}/health")
-                self.health.append(time.perf_counter() - started)
-                time.sleep(0.01)
-
-
-@contextlib.contextmanager
-def victim_beside(url: str) -> Iterator[Connection]:
-    """Run a victim in a process; yields the connection on which it answers."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=Victim(url).run, args=(theirs,), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        yield ours
-    finally:
-        process.kill()
-        process.join()
+"""Of the lines of the cases; the delays are in milliseconds, CPU time and memory those of HTTP process and engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A case at its three sizes.
+    """A case at its largest size.
 
     Attributes:
-        seconds: of the calls; statuses: of their answers.
-        gap: p99 of the stream's inter-token latency in seconds, of the gaps since the calls of the largest body began,
-            or of the last `MIN_GAPS` if these are more.
-        health: the slowest answer of /health since then, in seconds.
+        size: of the body in bytes.
+        seconds: of the calls, from the smallest body to the largest one.
+        status: of the last answer.
+        report: the delays of the victim since the first of these calls.
     """
 
     case: Case
+    size: int
     seconds: list[float]
-    statuses: list[int]
-    gap: float
-    health: float
+    status: int
+    report: VictimReport
+    usage: Usage
 
     @property
     def ratio(self) -> float:
         """The growth at a doubling of the size: the geometric mean of the two doublings, because the smallest body may
-        fit into a cache that the others do not fit into."""
-        return float((self.seconds[-1] / self.seconds[0]) ** 0.5) if self.seconds[-1] >= SHORTEST else 0.0
+        fit into a cache that the others do not fit into; 0 if it was not measured."""
+        return float((self.seconds[-1] / self.seconds[0]) ** 0.5) if len(self.seconds) > 1 else 0.0
+
+    @property
+    def delay(self) -> float:
+        """The largest delay of another caller in seconds."""
+        return max(self.report.largest_gap, self.report.largest_health)
 
     @property
     def fails(self) -> bool:
-        return self.ratio > MAX_RATIO or self.gap > MAX_DELAY or self.health > MAX_DELAY or max(self.statuses) >= 500
+        is_broken = self.status == NO_ANSWER or self.status >= 500 or self.usage.engine_restarts > 0
+        return self.ratio > MAX_RATIO or self.delay > MAX_DELAY or is_broken
+
+    def figures(self) -> dict[str, Any]:
+        """The figures for JSON."""
+        return {
+            "case": self.case.name,
+            "bytes": self.size,
+            "seconds": round(self.seconds[-1], 3),
+            "ratio": round(self.ratio, 2),
+            "gap_ms": round(1e3 * self.report.largest_gap, 1),
+            "health_ms": round(1e3 * self.report.largest_health, 1),
+            **self.usage.figures(),
+            "status": self.status,
+        }
 
 
-def measure(case: Case, url: str, victim: Connection, largest: int, repeats: int) -> Measurement:
-    bodies = [case.body(largest >> shift) for shift in (2, 1, 0)]
-    seconds, statuses = [], []
-    gaps_before = health_before = 0
-    victim.send("reset")
-    with httpx.Client(verify=NO_TLS, timeout=120, headers={"Content-Type": "application/json"}) as client:
-        for body in bodies:
-            gaps_before, health_before = map(len, _report(victim))
-            times = []
-            for _ in range(repeats):
-                started = time.perf_counter()
-                answer = client.post(f"{url}{PATHS[case.endpoint]}", content=body)
-                times.append(time.perf_counter() - started)
-            seconds.append(statistics.median(times))
-            statuses.append(answer.status_code)
-    gaps, health = _report_after_calls(victim)
-    return Measurement(case, seconds, statuses, p99(gaps, gaps_before), max(health[health_before:]))
+@dataclass(slots=True)
+class CostRun:
+    """The measured cases, and those that are not measured.
+
+    Attributes:
+        never_answered: multiplied cases whose field is not answered in any size.
+        unreached: cases that the time was not sufficient for.
+    """
+
+    found: list[Measurement] = field(default_factory=list)
+    never_answered: list[Case] = field(default_factory=list)
+    unreached: list[Case] = field(default_factory=list)
+
+    @property
+    def failed(self) -> list[Measurement]:
+        """The cases that exceed a limit, from the largest delay to the smallest one."""
+        return sorted((each for each in self.found if each.fails), key=lambda each: -each.delay)
+
+    def figures(self) -> dict[str, Any]:
+        """The figures for JSON."""
+        over = [each for each in self.found if each.delay > MAX_DELAY]
+        return {
+            "cases": len(self.found),
+            "over_0.1_s": len(over),
+            "over_by_kind": dict(Counter(each.case.multiplier or PLAIN for each in over)),
+            "largest_gap_ms": round(1e3 * max((each.report.largest_gap for each in self.found), default=0.0), 1),
+            "largest_health_ms": round(1e3 * max((each.report.largest_health for each in self.found), default=0.0), 1),
+            "largest_ratio": round(max((each.ratio for each in self.found), default=0.0), 2),
+            "slowest_seconds": round(max((each.seconds[-1] for each in self.found), default=0.0), 3),
+            "failed": [each.figures() for each in self.failed],
+            "never_answered": len(self.never_answered),
+            "unreached": dict(Counter(case.multiplier or PLAIN for case in self.unreached)),
+        }
 
 
-def p99(gaps: list[float], start: int) -> float:
-    """The p99 (nearest rank) of the gaps from `start` on, or of the last `MIN_GAPS` if these are more."""
-    counted = sorted(gaps[max(0, min(start, len(gaps) - MIN_GAPS)) :])
-    return counted[math.ceil(0.99 * len(counted)) - 1]
+class MeasuredServer:
+    """A server and a victim beside it, which are replaced after a case that the server does not recover from."""
+
+    def __init__(self, model: str, python: str | None) -> None:
+        self._options = [model, *as_options(OPTIONS)]
+        self._python = python
+        self._stack = contextlib.ExitStack()
+        self._sizes: dict[tuple[str, str], int | None] = {}
+        self.start()
+
+    def start(self) -> None:
+        """Start a server, and wait until its stream runs."""
+        self._server = ServerProcess(*self._options, python=self._python)
+        self._stack.callback(self._server.close)
+        self._victim: VictimProcess = self._stack.enter_context(victim_beside(self._server.url))
+        self._client = self._stack.enter_context(httpx.Client(base_url=self._server.url, timeout=60, verify=NO_TLS))
+        for endpoint, base in BASES.items():
+            self._client.post(PATHS[endpoint], json=base)  # What is imported and cached at first use is not measured.
+        self._victim.report_after(num_gaps=20)
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def call(self, endpoint: str, body: bytes) -> tuple[float, int]:
+        """Make a call; returns its seconds and its status."""
+        started, status = time.perf_counter(), NO_ANSWER
+        with contextlib.suppress(httpx.HTTPError):
+            headers = {"Content-Type": "application/json"}
+            answer = self._client.post(PATHS[endpoint], content=body, headers=headers, timeout=CALL_SECONDS)
+            status = answer.status_code
+        return time.perf_counter() - started, status
+
+    def answered_size(self, case: Case, largest: int) -> int | None:
+        """The largest of some sizes in which a field is answered with status 200 without a multiplier, if any."""
+        key = (case.endpoint, case.field)
+        if key not in self._sizes:
+            plain = next(each for each in all_cases() if (each.endpoint, each.field) == key)
+            sizes = [largest]
+            while sizes[-1] >= STEP_OF_SIZES * SMALLEST_BYTES:
+                sizes.append(sizes[-1] // STEP_OF_SIZES)
+            answered = (size for size in sizes if self.call(case.endpoint, plain.body(size))[1] == 200)
+            self._sizes[key] = next(answered, None)
+        return self._sizes[key]
+
+    def measure(self, case: Case, size: int) -> Measurement:
+        """Measure a case once. The server is replaced if its stream does not go on afterwards."""
+        bodies = [case.body(size >> shift) for shift in (0, 1, 2)]
+        self._victim.report_after(num_gaps=2)
+        self._victim.reset()
+        with self._server.measured() as usage:
+            calls = [self.call(case.endpoint, bodies[0])]
+            if calls[0][0] >= GROWTH_SECONDS and not case.multiplier and calls[0][1] != NO_ANSWER:
+                calls += [self.call(case.endpoint, body) for body in bodies[1:]]
+            report = self._victim.report_after(num_gaps=1)
+        seconds = [seconds for seconds, _status in reversed(calls)]
+        measurement = Measurement(case, len(bodies[0]), seconds, calls[0][1], report, usage)
+        if measurement.status == NO_ANSWER or usage.engine_restarts or report.failures:
+            self.close()
+            self.start()
+        return measurement
+
+    def confirmed(self, case: Case, size: int) -> Measurement:
+        """Measure a case, and again if it fails: other programs on the machine cause single delays."""
+        first = self.measure(case, size)
+        if not first.fails or first.status == NO_ANSWER:
+            return first
+        return min(first, self.measure(case, size), key=lambda each: (each.fails, each.delay))
 
 
-def _report(victim: Connection) -> tuple[list[float], list[float]]:
-    """What the victim has measured since it was reset: gaps, and times of /health."""
-    victim.send("report")
-    gaps, health = victim.recv()
-    return gaps, health
+def chosen_cases(options: argparse.Namespace) -> list[Case]:
+    """The chosen cases in the order in which they are measured."""
+    groups: list[list[Case]] = [[], [], []]
+    for case in all_cases():
+        groups[0 if case.endpoint == "completions" else 2].append(case)
+    for name, multiplier in MULTIPLIERS.items():
+        groups[1] += multiplied_cases(name, multiplier.max_answers)
+    rng = random.Random(options.seed)
+    for group in groups:
+        rng.shuffle(group)
+    return [
+        case
+        for group in groups
+        for case in group
+        if options.field in case.field
+        and case.endpoint in options.endpoint
+        and (case.multiplier or PLAIN) in options.multiplier
+    ]
 
 
-def _report_after_calls(victim: Connection) -> tuple[list[float], list[float]]:
-    """The report once it has the gap and the call of /health that the last measured call may have delayed, and enough
-    gaps for a percentile."""
-    gaps, health = _report(victim)
-    min_gaps, min_health = max(MIN_GAPS, len(gaps) + 1), len(health) + 1
-    deadline = time.monotonic() + REPORT_SECONDS
-    while len(gaps) < min_gaps or len(health) < min_health:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"the stream or /health made no progress for {REPORT_SECONDS} seconds")
-        time.sleep(0.01)
-        gaps, health = _report(victim)
-    return gaps, health
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--endpoint", choices=sorted(PATHS), nargs="+", default=list(PATHS), help="only these")
-    parser.add_argument("--field", default="", help="only fields whose path contains this")
-    parser.add_argument("--bytes", type=int, default=BODY_LIMIT_BYTES - 1024, help="of the largest body")
-    parser.add_argument("--repeats", type=int, default=1, help="calls of each size, of which the median counts")
-    options = parser.parse_args()
-    cases = [case for case in all_cases() if options.field in case.field and case.endpoint in options.endpoint]
-    if not cases:
-        parser.error(f"no field of these endpoints contains {options.field!r}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    found: list[Measurement] = []
-    started = time.monotonic()
-    try:
-        _measure_all(cases, options.bytes, options.repeats, found)
-    finally:
-        if found:
-            _print_summary(found, len(cases), time.monotonic() - started)
-    sys.exit(any(measurement.fails for measurement in found))
-
-
-def _measure_all(cases: list[Case], largest: int, repeats: int, found: list[Measurement]) -> None:
-    """Measure the cases on one server; `found` receives them one by one, and their lines are printed."""
+def measure_all(cases: Sequence[Case], options: argparse.Namespace, run: CostRun) -> None:
+    """Measure the cases on one server until the time is over; `run` receives them one by one."""
     from chairlift.loading.fetch import fetch_model
 
-    with serve({"model": fetch_model(), **OPTIONS}) as served, victim_beside(served.url) as victim:
-        _report_after_calls(victim)
-        for case in {case.endpoint: case for case in cases}.values():
-            measure(case, served.url, victim, largest, 1)  # what is imported and cached at first use is not measured
+    end = time.monotonic() + 60 * options.minutes
+    server = MeasuredServer(str(options.model or fetch_model()), options.server_python)
+    run.unreached = list(cases)
+    try:
         print(HEADER, flush=True)
         for number, case in enumerate(cases, 1):
-            found.append(_confirmed(case, served.url, victim, largest, repeats))
-            print(_line(f"{number}/{len(cases)}", found[-1]), flush=True)
-
-
-def _confirmed(case: Case, url: str, victim: Connection, largest: int, repeats: int) -> Measurement:
-    """A failure counts if it is seen twice: other programs on the machine cause single ones."""
-    first = measure(case, url, victim, largest, repeats)
-    return measure(case, url, victim, largest, 3) if first.fails else first
+            if time.monotonic() > end:
+                return
+            size = server.answered_size(case, options.bytes) if case.multiplier else options.bytes
+            run.unreached.remove(case)
+            if size is None:
+                run.never_answered.append(case)
+                continue
+            run.found.append(server.confirmed(case, size))
+            print(_line(f"{number}/{len(cases)}", run.found[-1]), flush=True)
+    finally:
+        server.close()
 
 
 def _line(number: str, measurement: Measurement) -> str:
-    times = " ".join(f"{value:6.2f}" for value in measurement.seconds)
+    row = measurement.figures()
     ratio = f"{measurement.ratio:.2f}" if measurement.ratio else "-"
-    delays = f"{1e3 * measurement.gap:8.0f} {1e3 * measurement.health:8.0f}"
-    name = f"{measurement.case.endpoint}: {measurement.case.field}"
-    status = f"{measurement.statuses[-1]:6}{'  FAILS' if measurement.fails else ''}"
-    return f"{number:>7}  {times} {ratio:>6} {delays} {status}  {name}"
+    cpu = f"{row['http_cpu_s']:.1f} {row['engine_cpu_s']:.1f}"
+    memory = f"{row['http_memory_mib']:.0f} {row['engine_memory_mib']:.0f}"
+    delays = f"{row['gap_ms']:7.0f} {row['health_ms']:7.0f}"
+    status = f"{measurement.status or 'none':>6}{'  FAILS' if measurement.fails else ''}"
+    sizes = f"{measurement.size:8} {row['seconds']:6.2f} {ratio:>5}"
+    return f"{number:>9} {sizes} {delays} {cpu:>11} {memory:>11} {status}  {measurement.case.name}"
 
 
-def _print_summary(found: list[Measurement], num_cases: int, seconds: float) -> None:
-    """The worst figures of each endpoint, as a table, and of all, as JSON."""
-    table = Table("endpoint", "cases", "longest call, s", "largest ratio", "ITL p99, ms", "/health, ms", "failed")
-    for endpoint in dict.fromkeys(m.case.endpoint for m in found):
-        of_endpoint = [m for m in found if m.case.endpoint == endpoint]
-        figures = _figures(of_endpoint)
-        table.add_row(endpoint, *(str(len(value) if isinstance(value, list) else value) for value in figures.values()))
-    Console(width=120).print(table)
-    not_measured = {"cases_not_measured": num_cases - len(found)}
-    print(json.dumps({"fuzz_cost": {**_figures(found), **not_measured}, "seconds": round(seconds, 1)}), flush=True)
+def print_summary(run: CostRun, options: argparse.Namespace, seconds: float) -> None:
+    """The cases that exceed a limit, as a table, and all figures as JSON."""
+    title = f"{len(run.failed)} of {len(run.found)} cases exceed a limit"
+    table = Table("case", "bytes", "status", title=title)
+    columns = ("s", "ratio", "gap, ms", "/health, ms", "CPU s: HTTP", "engine", "MiB: HTTP", "engine")
+    for name in columns:
+        table.add_column(name, justify="right")
+    keys = ("seconds", "ratio", "gap_ms", "health_ms", "http_cpu_s", "engine_cpu_s", "http_memory_mib")
+    for row in (each.figures() for each in run.failed):
+        cells = [str(row[key]) for key in (*keys, "engine_memory_mib")]
+        table.add_row(row["case"], str(row["bytes"]), str(row["status"] or "none"), *cells)
+    console = Console(width=150)
+    console.print(table)
+    if run.never_answered:
+        names = ", ".join(case.name for case in run.never_answered)
+        console.print(f"left out, because the field alone is not answered with 200: {names}", style="dim")
+    if run.unreached:
+        console.print(f"not reached in {options.minutes:g} minutes: {len(run.unreached)} cases", style="dim")
+    served = checkout_of(options.server_python)
+    facts = {"served": f"{served.version} {served.commit}", "seed": options.seed, "seconds": round(seconds, 1)}
+    print(json.dumps({"fuzz_cost": run.figures(), **facts}), flush=True)
 
 
-def _figures(found: list[Measurement]) -> dict[str, Any]:
-    return {
-        "cases": len(found),
-        "slowest_seconds": round(max(max(m.seconds) for m in found), 3),
-        "largest_ratio": round(max(m.ratio for m in found), 2),
-        "largest_itl_p99_ms": round(1e3 * max(m.gap for m in found), 1),
-        "largest_health_ms": round(1e3 * max(m.health for m in found), 1),
-        "failed": [f"{m.case.endpoint}: {m.case.field}" for m in found if m.fails],
-    }
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    kinds = [PLAIN, *MULTIPLIERS]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--minutes", type=float, default=25.0, help="no case begins later")
+    parser.add_argument("--endpoint", choices=sorted(PATHS), nargs="+", default=list(PATHS), help="only these")
+    parser.add_argument("--field", default="", help="only fields whose path contains this")
+    parser.add_argument("--multiplier", choices=kinds, nargs="+", default=kinds, help="only these")
+    parser.add_argument("--bytes", type=int, default=BODY_LIMIT_BYTES - 1024, help="of the largest body")
+    parser.add_argument("--model", help="in place of the default model")
+    parser.add_argument("--server-python", help="the interpreter of another checkout, whose code serves")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of the cases")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    options = parse()
+    cases = chosen_cases(options)
+    if not cases:
+        raise SystemExit(f"no field of these endpoints contains {options.field!r}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    run, started = CostRun(), time.monotonic()
+    try:
+        measure_all(cases, options, run)
+    finally:
+        if run.found:
+            print_summary(run, options, time.monotonic() - started)
+    sys.exit(bool(run.failed))
 
 
 if __name__ == "__main__":

@@ -96,15 +96,6 @@ def test_the_number_of_items_is_as_requested_and_their_names_differ(count: int) 
     assert json.loads(f"[{items('3', count)}]") == [3] * count
 
 
-def test_the_p99_is_of_the_gaps_beside_the_largest_call() -> None:
-    from fuzz_cost import MIN_GAPS, p99  # it imports this module
-
-    few_slow = [0.01] * MIN_GAPS + [0.5] * 2
-    assert p99(few_slow, start=MIN_GAPS) == 0.5
-    assert p99(few_slow + [0.01] * MIN_GAPS, start=MIN_GAPS) == 0.5
-    assert p99([0.5] * 5 + [0.01] * MIN_GAPS, start=5) == 0.01
-
-
 def test_a_quadratic_check_is_found() -> None:
     def check(names: list[str]) -> set[str]:
         return {name for name in names if names.count(name) > 1}
