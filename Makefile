@@ -21,7 +21,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native stub configure serve lesson test test-on-cluster fuzz fuzz-api fuzz-cost soak test-pages test-clients load-test test-wheel test-install test-without-compiler sanitize sanitize-address sanitize-thread check format bench wheel release clean
+.PHONY: help venv native stub configure serve lesson test test-on-cluster fuzz fuzz-api fuzz-cost soak soak-attack test-pages test-clients load-test test-wheel test-install test-without-compiler sanitize sanitize-address sanitize-thread check format bench wheel release clean
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,6 +92,9 @@ fuzz-cost: venv ## Measure what large requests cost in every field, also times n
 
 soak: venv ## Serve calls of every kind for 30 minutes, and see that nothing is left of them (ARGS="--minutes 5").
 	$(BIN)/python tests/robustness/soak.py $(ARGS)
+
+soak-attack: venv ## Serve a normal load of one key beside costly calls of another one for 20 minutes (ARGS="--minutes 5").
+	$(BIN)/python tests/robustness/soak_attack.py $(ARGS)
 
 test-wheel: wheel ## Install dist/*.whl in an environment without Chairlift or a compiler, and try its kernels.
 	.ci/with-package build/installed/wheel dist/*.whl .ci/try_native.py

@@ -50,6 +50,12 @@ WORDS: Final = ("boarding", "the", "chairlift", "never", "stops", "for", "a", "r
 VOCABULARY: Final = 49_000
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
+LEFT: Final = 0
+"""The status of a call whose client has disconnected at the bound."""
+
+BROKEN: Final = -1
+"""The status of a call whose connection has failed."""
+
 Body = dict[str, Any]
 
 
@@ -58,7 +64,7 @@ class CallTimes:
     """The calls of one key in one attack.
 
     Attributes:
-        statuses: of the answers; 0 for a call whose client disconnected at the bound, or whose connection failed.
+        statuses: of the answers, or LEFT or BROKEN.
         seconds: of each call.
     """
 
@@ -96,12 +102,14 @@ class AttackRun:
     async def post(self, key: str, path: str, body: Body) -> None:
         """Make one call, and leave at the bound."""
         content = await asyncio.to_thread(lambda: json.dumps(body).encode())
-        started, status = time.perf_counter(), 0
+        started, status = time.perf_counter(), BROKEN
         try:
             async with asyncio.timeout(self.bound):
                 headers = {"Content-Type": "application/json"}
                 status = (await self.clients[key].post(path, content=content, headers=headers)).status_code
-        except (TimeoutError, httpx.HTTPError) as error:
+        except TimeoutError:
+            status = LEFT
+        except httpx.HTTPError as error:
             print(f"{key}: {error!r}", file=sys.stderr)
         self.calls[key].statuses[status] += 1
         self.calls[key].seconds.append(time.perf_counter() - started)
@@ -336,7 +344,7 @@ def results_table(results: dict[str, list[AttackResult]]) -> Table:
 
 def _statuses(runs: Sequence[AttackResult]) -> str:
     total = sum((run.calls[ATTACKER].statuses for run in runs), Counter[int]())
-    names = {0: "none"}
+    names = {LEFT: "left", BROKEN: "broken"}
     if len(total) == 1:
         return "".join(names.get(status, str(status)) for status in total)
     return ", ".join(f"{count} x {names.get(status, status)}" for status, count in sorted(total.items()))

@@ -7,6 +7,7 @@ import json
 import random
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,7 @@ SERVER_OPTIONS: dict[str, Any] = {
 }
 CONCURRENCY = 32
 NUM_PREFIXES = 6
+MAX_RETRY_SECONDS = 5.0
 REPEATS = 4  # of each request, on average
 COMMENT = ": keep-alive"
 VOCABULARY = range(3, 190)
@@ -54,6 +56,14 @@ class SoakRequest:
     constraint: int | None
     aborts_after: int | None = None
     is_rejected: bool = False
+
+
+class Refused(Exception):
+    """A status of 429 or 503 with the seconds of its Retry-After."""
+
+    def __init__(self, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
 
 
 @dataclass(slots=True)
@@ -125,15 +135,30 @@ def _maybe_abort(request: SoakRequest, rng: random.Random) -> SoakRequest:
     return SoakRequest(request.name, request.body, request.constraint, aborts_after=rng.choice((0, 1, 1, 3, 8)))
 
 
-async def run_load(url: str, requests: list[SoakRequest], tally: Tally) -> None:
-    """Send all requests, CONCURRENCY at a time, and raise an AssertionError at the first wrong answer."""
+async def run_load(
+    url: str, requests: Iterable[SoakRequest], tally: Tally, *, secret: str | None = None, may_be_refused: bool = False
+) -> None:
+    """Send all requests, CONCURRENCY at a time, and raise an AssertionError at the first wrong answer.
+
+    Args:
+        secret: an API key.
+        may_be_refused: whether the server may answer 429 or 503 with Retry-After. Such a request is counted, and the
+            next one is sent after this time.
+    """
     waiting = iter(requests)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=CONCURRENCY)
-    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=300, trust_env=False) as http:
+    headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
+    async with httpx.AsyncClient(base_url=url, headers=headers, limits=limits, timeout=300, trust_env=False) as http:
 
         async def work() -> None:
             for request in waiting:
-                await _send(http, request, tally)
+                try:
+                    await _send(http, request, tally)
+                except Refused as refused:
+                    if not may_be_refused:
+                        raise
+                    tally.outcomes["refused"] += 1
+                    await asyncio.sleep(min(refused.seconds, MAX_RETRY_SECONDS))
 
         async with asyncio.TaskGroup() as group:
             for _ in range(CONCURRENCY):
@@ -183,7 +208,9 @@ async def _send_whole(http: httpx.AsyncClient, request: SoakRequest, tally: Tall
 
 
 async def _is_too_slow(response: httpx.Response, tally: Tally) -> bool:
-    """Whether a grammar was rejected because a busy machine has not compiled it in time."""
+    """Whether a grammar was rejected because a busy machine has not compiled it in time; raises Refused."""
+    if response.status_code in (429, 503) and "Retry-After" in response.headers:
+        raise Refused((await response.aread()).decode(), float(response.headers["Retry-After"]))
     is_slow = response.status_code == 400 and b"to compile. Simplify it." in await response.aread()
     tally.outcomes["too slow"] += is_slow
     return is_slow
