@@ -29,10 +29,7 @@ REQUEST_STRIDE = 0x9E3779B97F4A7C15
 SIBLING_STRIDE = 0xD1B54A32D192ED03
 
 TRUNCATED_TEXT_FACTOR: Final = 8
-"""Maximum length of a text that is truncated, in multiples of the context. The whole text is tokenized first."""
-
-UTF8_BYTES: Final = 4
-"""Maximum number of bytes of a character."""
+"""Maximum length of a text that is truncated, in multiples of the context, if all of it must be tokenized first."""
 
 CUT_TO_CONTEXT: Final = SamplingParams(truncate_prompt_tokens=-1)
 
@@ -45,9 +42,13 @@ class NoTokenizer:
     special_tokens: Mapping[str, str] = {}
     special_token_ids: frozenset[int] = frozenset()
     max_token_bytes = 1
+    can_cut = False
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         raise RequestError("a prompt must be a list of token ids: this engine has no tokenizer", "prompt")
+
+    def encode_part(self, text: str, _num: int, *, from_end: bool, add_special_tokens: bool) -> tuple[list[int], bool]:
+        return self.encode(text, add_special_tokens=add_special_tokens), True
 
     def render_chat(self, messages: list[Message], **options: Any) -> str:
         raise RequestError("messages cannot be rendered: this engine has no tokenizer", "messages")
@@ -240,8 +241,6 @@ class InputProcessor:
             RequestError: as `encode`.
         """
         assert not isinstance(self.tokenizer, NoTokenizer), "a model that computes vectors has a tokenizer"
-        if truncate_prompt_tokens is not None:
-            text, second = self.beginning(text), second and self.beginning(second)
         for each, label in zip((text, second or ""), labels, strict=False):
             self._check_text(each, label, None if truncate_prompt_tokens is None else CUT_TO_CONTEXT)
         label = " with ".join(reversed(labels))
@@ -249,10 +248,6 @@ class InputProcessor:
         if self._is_reranker and second is not None:
             return self._checked(encode_rerank_prompt(self.tokenizer, text, second, most), label)
         return self._checked(self.tokenizer.encode_pair(text, second, most), label)
-
-    def beginning(self, text: str) -> str:
-        """The beginning of a text that has more tokens than the context. Its end is cut off before it is tokenized."""
-        return text[: self.limits.max_model_len * self.tokenizer.max_token_bytes * TRUNCATED_TEXT_FACTOR // UTF8_BYTES]
 
     def check_pooled(
         self, token_ids: list[int], truncate_prompt_tokens: int | None = None, label: str = "input"
@@ -296,9 +291,17 @@ class InputProcessor:
     def encode_text(
         self, text: str, label: str, params: SamplingParams | None = None, *, add_special_tokens: bool
     ) -> list[int]:
-        """Tokenize and check the text of a field; `label` and errors as for `encode`."""
+        """Tokenize and check the text of a field; `label` and errors as for `encode`.
+
+        Of a long text only as much is tokenized as is kept, or as proves that it is too long.
+        """
         self._check_text(text, label, params)
-        return self._checked(self.tokenizer.encode(text, add_special_tokens=add_special_tokens), label, params)
+        kept, too_many = self._most_kept(params), self.limits.max_output_tokens(0)
+        num_needed = too_many if kept is None else min(kept, too_many)
+        token_ids, is_whole = self.tokenizer.encode_part(
+            text, num_needed, from_end=kept is not None, add_special_tokens=add_special_tokens
+        )
+        return self._checked(token_ids, label, params, is_whole=is_whole)
 
     def _check_text(self, text: str, label: str, params: SamplingParams | None) -> None:
         """Reject text that is not valid Unicode, or that is too long even if every token were the longest one."""
@@ -309,7 +312,8 @@ class InputProcessor:
             raise RequestError(f"{label} is not valid Unicode text: {error.reason}", param) from None
         fewest_tokens = num_bytes // self.tokenizer.max_token_bytes
         is_truncated = params is not None and params.truncate_prompt_tokens is not None
-        if fewest_tokens > self.limits.max_model_len * (TRUNCATED_TEXT_FACTOR if is_truncated else 1):
+        longest = self.limits.max_model_len * (TRUNCATED_TEXT_FACTOR if is_truncated else 1)
+        if fewest_tokens > longest and not (is_truncated and self.tokenizer.can_cut):
             raise self.limits.context_error(
                 f"{label} is {num_bytes} bytes long, at least {fewest_tokens} tokens, "
                 f"but max_model_len={self.limits.max_model_len}. {self._shorten}",
@@ -422,23 +426,33 @@ class InputProcessor:
         if params.stop and isinstance(self.tokenizer, NoTokenizer):
             raise RequestError("stop requires a tokenizer, which this engine lacks: use stop_token_ids", "stop")
 
-    def _checked(self, token_ids: list[int], label: str, params: SamplingParams | None = None) -> list[int]:
+    def _most_kept(self, params: SamplingParams | None) -> int | None:
+        """The number of tokens at the end of a prompt that `truncate_prompt_tokens` keeps; None for all of them."""
+        if params is None or params.truncate_prompt_tokens is None:
+            return None
+        if params.truncate_prompt_tokens != -1:
+            return params.truncate_prompt_tokens
+        beside_answer = self.limits.max_output_tokens(params.max_tokens or 1)
+        # If it is less than 1, `max_tokens` is rejected, or lowered.
+        return beside_answer if beside_answer >= 1 else self.limits.max_output_tokens(1)
+
+    def _checked(
+        self, token_ids: list[int], label: str, params: SamplingParams | None = None, *, is_whole: bool = True
+    ) -> list[int]:
+        """Check a prompt, of which `token_ids` are all tokens or as many as are needed; returns those that are kept."""
         param = _field_of_label(label)
         if not token_ids:
             raise RequestError(f"{label} is empty: at least one token is required", param)
         longest = self.limits.max_output_tokens(0) - 1
-        if params is not None and params.truncate_prompt_tokens is not None:
-            beside_answer = self.limits.max_output_tokens(params.max_tokens or 1)
-            if beside_answer < 1:  # `max_tokens` is rejected, or lowered.
-                beside_answer = longest
-            kept = beside_answer if params.truncate_prompt_tokens == -1 else params.truncate_prompt_tokens
+        if (kept := self._most_kept(params)) is not None:
             token_ids = token_ids[-kept:]
         if len(token_ids) > longest:
             most, pool = f"at most {longest} fit with one output token", f", KV pool of {self.limits.max_slots} slots"
             if self.limits.is_pooling:
                 most, pool = f"the model computes at most {longest}", ""
             num_tokens, limits = len(token_ids), f"max_model_len={self.limits.max_model_len}{pool}"
-            message = f"{label} has {num_tokens} tokens, but {most} ({limits}). {self._shorten}"
+            at_least = "" if is_whole else "at least "
+            message = f"{label} has {at_least}{num_tokens} tokens, but {most} ({limits}). {self._shorten}"
             raise self.limits.context_error(message, param, num_tokens)
         if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
             raise RequestError(f"{label} contains a token id outside 0..{self._vocab_size - 1}", param)

@@ -21,6 +21,7 @@ from tokenizers import AddedToken
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.text.marked_text import CONTENT, MarkedText, mask_of, template_spans, unmarked
+from chairlift.loading.text.text_encoding import encode_text
 
 NONCE_CHARACTERS: Final = 10
 PRIVATE_USE: Final = range(0x100000, 0x10FFFE)
@@ -73,7 +74,7 @@ class AddedTokenGuard:
         """
         expected = self._template_tokens(text)
         if expected is not None:
-            ids: list[int] = self._backend.encode(unmarked(text), add_special_tokens=False).ids
+            ids: list[int] = encode_text(self._backend, unmarked(text), add_special_tokens=False).ids
             # Other text produces the unknown token as well.
             if [i for i in ids if i in self._spellings and i != self._unknown_id] == expected:
                 return self._add_frame(ids) if add_special_tokens else ids
@@ -85,7 +86,7 @@ class AddedTokenGuard:
         tokenizer = self._aliased
         prompt = self._with_aliases(text)
         while True:
-            encoding = tokenizer.backend.encode(prompt, add_special_tokens=False)
+            encoding = encode_text(tokenizer.backend, prompt, add_special_tokens=False, has_offsets=True)
             repaired = tokenizer.spell_unmatched(prompt, encoding)
             if repaired == prompt:
                 repaired = tokenizer.cut_formed(prompt, encoding, self._unknown_id)
@@ -124,7 +125,7 @@ class AddedTokenGuard:
         return "".join([*pieces, plain[end:]])
 
     def _add_frame(self, ids: list[int]) -> list[int]:
-        before, after = self._frame
+        before, after = self.frame
         return [*before, *ids, *after]
 
     @cached_property
@@ -132,10 +133,10 @@ class AddedTokenGuard:
         return unknown_id(self._backend)
 
     @cached_property
-    def _frame(self) -> tuple[list[int], list[int]]:
+    def frame(self) -> tuple[list[int], list[int]]:
         """The tokens that the tokenizer adds before and after any text."""
-        bare: list[int] = self._backend.encode("a", add_special_tokens=False).ids
-        framed: list[int] = self._backend.encode("a", add_special_tokens=True).ids
+        bare: list[int] = encode_text(self._backend, "a", add_special_tokens=False).ids
+        framed: list[int] = encode_text(self._backend, "a", add_special_tokens=True).ids
         extra = len(framed) - len(bare)
         start = next((start for start in range(extra + 1) if framed[start : start + len(bare)] == bare), extra)
         return framed[:start], framed[start + len(bare) :]

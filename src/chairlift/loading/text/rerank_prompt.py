@@ -29,7 +29,8 @@ def encode_rerank_prompt(tokenizer: Tokenizer, query: str, document: str, max_to
     """
     before, after = (tokenizer.encode(text, add_special_tokens=False) for text in (PREFIX, SUFFIX))
     texts = MarkedText(f"<Instruct>: {INSTRUCTION}\n<Query>: {query}\n<Document>: {document}")
-    tokens = tokenizer.encode(texts, add_special_tokens=False)
-    if max_tokens is not None:
-        tokens = tokens[: room_for_texts(max_tokens, len(before) + len(after))]
-    return [*before, *tokens, *after]
+    if max_tokens is None:
+        return [*before, *tokenizer.encode(texts, add_special_tokens=False), *after]
+    room = room_for_texts(max_tokens, len(before) + len(after))
+    tokens, _is_whole = tokenizer.encode_part(texts, room, add_special_tokens=False)
+    return [*before, *tokens[:room], *after]

@@ -14,9 +14,11 @@ from chairlift.errors import ModelLoadError, RequestError
 from chairlift.loading.text.added_token_guard import AddedTokenGuard
 from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.loading.text.marked_text import MarkedText, is_template_text, unmarked
+from chairlift.loading.text.text_encoding import TextCutter, encode_text
 from chairlift.loading.text.tokenizer_class import SPACE, steps
 
 BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+LONG_DECODE: Final = 256  # tokens, which take about 0.1 ms
 MAX_TOKEN_ID: Final = (1 << 32) - 1  # The library raises an error for larger ids.
 
 
@@ -96,13 +98,44 @@ class Tokenizer:
         """
         if isinstance(text, MarkedText) and not is_template_text(text):
             return self.guard.encode(text, add_special_tokens=add_special_tokens)
-        ids: list[int] = self.backend.encode(unmarked(text), add_special_tokens=add_special_tokens).ids
+        ids: list[int] = encode_text(self.backend, unmarked(text), add_special_tokens=add_special_tokens).ids
         return ids
+
+    def encode_part(
+        self, text: str, num_tokens: int, *, from_end: bool = False, add_special_tokens: bool = True
+    ) -> tuple[list[int], bool]:
+        """Encode at least `num_tokens` tokens at the beginning or at the end of a text, if it has as many.
+
+        Of a long text the rest is not tokenized, unless no cut is certain (see TextCutter).
+
+        Returns:
+            The first or the last tokens that `encode` returns, and whether they are all of them.
+        """
+        encoded: list[list[int]] = []
+        length = num_found = 0
+        for part in self._cutter.parts(text, num_tokens, from_end=from_end):
+            if len(part) == len(text):
+                return self.encode(text, add_special_tokens=add_special_tokens), True
+            encoded.append(self.encode(part, add_special_tokens=False))
+            length, num_found = length + len(part), num_found + len(encoded[-1])
+            if num_found >= num_tokens:
+                break
+        is_whole = length == len(text)
+        before, after = self.guard.frame if add_special_tokens else ([], [])
+        ids = [token_id for part_ids in (reversed(encoded) if from_end else encoded) for token_id in part_ids]
+        return [*before * (is_whole or not from_end), *ids, *after * (is_whole or from_end)], is_whole
 
     def first_tokens(self, text: str, max_tokens: int) -> str:
         """The text up to the end of its token number `max_tokens`, or the whole text if it has fewer tokens."""
-        offsets = self.backend.encode(text, add_special_tokens=False).offsets
-        return text if len(offsets) <= max_tokens else text[: offsets[max_tokens - 1][1]]
+        start = end = num_found = 0
+        for part in self._cutter.parts(text, max_tokens):
+            offsets = encode_text(self.backend, part, add_special_tokens=False, has_offsets=True).offsets
+            if num_found + len(offsets) > max_tokens:
+                return text[: start + offsets[max_tokens - num_found - 1][1] if num_found < max_tokens else end]
+            if offsets:
+                num_found, end = num_found + len(offsets), start + offsets[-1][1]
+            start += len(part)
+        return text
 
     def encode_pair(self, text: str, second: str | None = None, max_tokens: int | None = None) -> list[int]:
         """Encode a text, or two texts with the model's tokens between them, for a vector or a score.
@@ -114,15 +147,35 @@ class Tokenizer:
         Raises:
             RequestError: as `room_for_texts`.
         """
-        first = self.backend.encode(text, add_special_tokens=False)
-        other = None if second is None else self.backend.encode(second, add_special_tokens=False)
+        room = None
         if max_tokens is not None:
-            room = room_for_texts(max_tokens, self.backend.num_special_tokens_to_add(other is not None))
-            first.truncate(min(room, len(first)))
-            if other is not None:
-                other.truncate(min(room - len(first), len(other)))
+            room = room_for_texts(max_tokens, self.backend.num_special_tokens_to_add(second is not None))
+        first = self._first_encoding(text, room)
+        left = None if room is None else room - len(first)
+        other = None if second is None else self._first_encoding(second, left)
         ids: list[int] = self.backend.post_process(first, other).ids
         return ids
+
+    def _first_encoding(self, text: str, max_tokens: int | None) -> tokenizers.Encoding:
+        """The encoding of the first tokens of a text, without tokens that the model adds; None for all of them."""
+        parts = [text] if max_tokens is None else self._cutter.parts(text, max_tokens)
+        found = tokenizers.Encoding()
+        for part in parts:
+            encoding = encode_text(self.backend, part, add_special_tokens=False)
+            found = tokenizers.Encoding.merge([found, encoding], growing_offsets=False) if len(found) else encoding
+            if max_tokens is not None and len(found) >= max_tokens:
+                found.truncate(max_tokens)
+                break
+        return found
+
+    @cached_property
+    def _cutter(self) -> TextCutter:
+        return TextCutter(self.backend)
+
+    @property
+    def can_cut(self) -> bool:
+        """Whether `encode_part` tokenizes only the beginning or the end of a long text; see TextCutter."""
+        return self._cutter.can_cut
 
     @cached_property
     def guard(self) -> AddedTokenGuard:
@@ -131,7 +184,11 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Decode token ids. Ids outside the vocabulary are ignored, and invalid UTF-8 becomes U+FFFD."""
-        return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        ids = list(token_ids)
+        if len(ids) < LONG_DECODE:
+            return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        # Of both calls only this one permits that other threads run Python.
+        return self.backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a vocabulary entry, or None if there is no such entry."""

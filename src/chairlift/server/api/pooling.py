@@ -230,8 +230,7 @@ def rerank_documents(planner: ModelPlanner, body: RerankRequest) -> RequestPlan:
     engine, texts = planner.engine, body.texts()
     if (most := body.max_tokens_per_doc) is not None:
         assert not isinstance(engine.tokenizer, NoTokenizer), "a model that computes scores has a tokenizer"
-        shorten = engine.input_processor.beginning
-        texts = [engine.tokenizer.first_tokens(shorten(text), most) for text in texts]
+        texts = [engine.tokenizer.first_tokens(text, most) for text in texts]
     plan = _plan_pairs(engine, [body.query], texts, body, ("query", "documents"))
     has_effect = not body.priority or engine.input_processor.limits.supports_priority
     return plan if has_effect else replace(plan, ignored=("priority",))
