@@ -29,7 +29,7 @@ from chairlift.server.protocol.base import RequestBody
 from chairlift.server.protocol.completions import CompletionRequest
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server
-from waiting import AMPLE_SECONDS, wait_for
+from waiting import AMPLE_SECONDS, until, wait_for
 
 PADDING = b" " * LARGE_BODY
 MESSAGES = [{"role": "user", "content": "one two"}]
@@ -230,16 +230,21 @@ def test_a_call_keeps_its_content_only_until_it_is_planned(
 
 
 def parse_for_tenants(caller: routes.EndpointCaller, tenants: str) -> list[Any]:
-    """Let a tenant for each letter parse a large body at the same time."""
+    """Let a tenant for each letter parse a large body, after all of them wait."""
+    release, turns = threading.Event(), caller._large_thread
 
     async def body() -> bytes:
         return PADDING
 
     async def run() -> list[Any]:
+        turns.submit("", release.wait, AMPLE_SECONDS)
         request: Any = SimpleNamespace(body=body)
         calls: list[Any] = [SimpleNamespace(key=SimpleNamespace(tenant=tenant)) for tenant in tenants]
         bodies = (caller._parse(SimpleNamespace(tenant=call.key.tenant), request, call) for call in calls)  # type: ignore[arg-type]
-        return await asyncio.gather(*bodies, return_exceptions=True)
+        parsed = asyncio.gather(*bodies, return_exceptions=True)
+        await until(lambda: sum(map(len, turns._waiting.values())) == len(tenants))
+        release.set()
+        return await parsed
 
     return asyncio.run(run())
 

@@ -132,9 +132,9 @@ def test_a_cancelled_call_ends_with_the_work_of_its_thread() -> None:
 
     async def run() -> None:
         threads = ThreadPoolExecutor(1)
-        running = asyncio.create_task(run_to_end(threads, work))
+        running = asyncio.create_task(run_to_end(threads.submit(work)))
         await until(started.is_set)
-        waiting = asyncio.create_task(run_to_end(threads, started.clear))
+        waiting = asyncio.create_task(run_to_end(threads.submit(started.clear)))
         await asyncio.sleep(0)
         for task in (running, waiting):
             task.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from chairlift import AsyncLLM
 from chairlift.errors import EngineDeadError
-from chairlift.server.models.served_model import NUM_THREADS, ModelService
+from chairlift.server.models.served_model import NUM_THREADS, TENANT_THREADS, ModelService
 from chairlift.server.preparation.api_options import ApiOptions
 from waiting import AMPLE_SECONDS, until
 
@@ -19,26 +20,27 @@ from waiting import AMPLE_SECONDS, until
 def test_calls_in_preparation_end_with_the_reason_of_the_stop(tiny_model_dir: Callable[..., Path]) -> None:
     llm = AsyncLLM(model=str(tiny_model_dir("llama")), num_kv_blocks=20, skip_tokenizer_init=True, num_threads=1)
     release = threading.Event()
-    num_started = 0
+    started: Counter[str] = Counter()
 
-    def hold() -> None:
-        nonlocal num_started
-        num_started += 1
+    def hold(tenant: str) -> None:
+        started[tenant] += 1
         release.wait(AMPLE_SECONDS)
 
     async def run() -> None:
         service = ModelService(llm, ApiOptions())
         service.start()
-        calls = [asyncio.create_task(service.run(hold)) for _ in range(NUM_THREADS + 1)]
-        await until(lambda: num_started == NUM_THREADS)
+        tenants = ["busy"] * (TENANT_THREADS + 1) + [str(index) for index in range(NUM_THREADS - TENANT_THREADS)]
+        calls = [asyncio.create_task(service.run(tenant, hold, tenant)) for tenant in tenants]
+        await until(lambda: started.total() == NUM_THREADS)
+        assert started["busy"] == TENANT_THREADS, "the other threads are free for other tenants"
         llm.stop("the server stopped: send it again")
         await service.aclose()
         with pytest.raises(EngineDeadError, match="send it again"):
-            await calls[-1]
+            await calls.pop(TENANT_THREADS)
         with pytest.raises(EngineDeadError, match="send it again"):
-            await service.run(hold)
+            await service.run("", hold, "")
         release.set()
-        await asyncio.gather(*calls[:-1])
+        await asyncio.gather(*calls)
 
     try:
         asyncio.run(run())

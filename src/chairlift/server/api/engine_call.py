@@ -234,7 +234,7 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
         """Call a function that writes output of this size: on a thread if it would block the event loop."""
         if size <= LARGE_OUTPUT:
             return function(*arguments)
-        return await self._service.run(function, *arguments)
+        return await self._service.run(self.permit.tenant, function, *arguments)
 
     async def respond(self) -> Response:
         """Wait for the complete outputs, and return the whole response."""

@@ -10,7 +10,6 @@ import gc
 from codecs import BOM_UTF8
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -32,6 +31,7 @@ from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.protocol.base import RequestBody
 from chairlift.server.protocol.validation_errors import validation_problem
 from chairlift.structured_outputs import json_depth
+from chairlift.system.tenant_threads import TenantThreads
 
 ENDPOINTS: Final[list[Endpoint[Any]]] = [
     completions.create_completion,
@@ -60,10 +60,9 @@ class EndpointCaller:
     def __init__(self, manager: ModelManager, admission: AdmissionController) -> None:
         self._manager = manager
         self._admission = admission
-        self._small_lock = asyncio.Lock()
-        self._large_thread = ThreadPoolExecutor(1, "large-bodies")
-        self._large_turn = asyncio.Lock()
-        self._tenant_turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._small_turn = asyncio.Lock()
+        self._small_turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of each tenant
+        self._large_thread = TenantThreads(1, "large-bodies")
 
     async def handle(self, endpoint: Endpoint[Any], request: Request) -> Response:
         """Answer a call. If its client disconnects, the work for it ends."""
@@ -81,33 +80,36 @@ class EndpointCaller:
         is_large = len(await request.body()) >= LARGE_BODY
         body = await self._parse(endpoint.body, request, call)
         with await self._manager.lease(endpoint.id_prefix, body, call) as lease:
-            run = self._run_large if is_large else lease.service.run
+            run = partial(self._run_large, is_next=True) if is_large else lease.service.run
             with body.errors_with_own_names():
-                plan = await run(endpoint.plan, lease.service.planner, body)
+                plan = await run(call.key.tenant, endpoint.plan, lease.service.planner, body)
                 body.drop_content()
                 if endpoint.call is None:
                     return Response(plan, media_type="application/json")
                 return await endpoint.call(call, permit, lease, body, plan).serve()
 
     async def _parse(self, body_type: type[Body], request: Request, call: Call) -> Body:
-        """Parse the body of a call. One large body is parsed or planned at a time, on a thread, for which one body of
-        each tenant waits; and one small body is parsed in each iteration of the event loop. Otherwise many bodies that
-        arrive together would delay all other work."""
+        """Parse the body of a call, in turns over tenants: one large body at a time on a thread, and one small body in
+        each iteration of the event loop. Otherwise many bodies that arrive together would delay all other work."""
         if len(await request.body()) >= LARGE_BODY:
-            async with self._tenant_turns[call.key.tenant]:
-                body: Body = await self._run_large(parse_large_json, body_type, await request.body())
+            body: Body = await self._run_large(call.key.tenant, parse_large_json, body_type, await request.body())
         else:
-            async with self._small_lock:
+            async with self._small_turns[call.key.tenant], self._small_turn:
                 await asyncio.sleep(0)
             body = parse_json(body_type, await request.body())
         request._body = b""  # The body is not read again, but the request exists until its stream ends.
         return body
 
-    async def _run_large(self, function: Callable[..., Result], *arguments: object) -> Result:
-        """Call a function of a large body on the thread. The arguments of a cancelled call that waits are released."""
-        async with self._large_turn:
+    async def _run_large(
+        self, tenant: str, function: Callable[..., Result], *arguments: object, is_next: bool = False
+    ) -> Result:
+        """Call a function of a large body on the thread, in the next turn of its tenant or after its earlier bodies."""
+
+        def run() -> Result:
             self._manager.check_running()
-            return await run_to_end(self._large_thread, function, *arguments)
+            return function(*arguments)
+
+        return await run_to_end(self._large_thread.submit(tenant, run, is_next=is_next))
 
 
 def check_media_type(request: Request) -> None:

@@ -258,7 +258,7 @@ async def _answer_lines(
     async def call() -> None:
         for number, line in lines:  # An iterator that all calls share.
             ready.append(await processor.answer(number, line))
-            await run_to_end(thread, append)
+            await run_to_end(thread.submit(append))
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -267,7 +267,7 @@ async def _answer_lines(
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
     finally:
-        await run_to_end(thread, append)
+        await run_to_end(thread.submit(append))
         thread.shutdown()
 
 

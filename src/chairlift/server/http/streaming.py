@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from typing import Any, Final, TypeVar
 
@@ -53,10 +53,9 @@ async def cancel_on_disconnect(
         await asyncio.gather(task, disconnected, return_exceptions=True)
 
 
-async def run_to_end(threads: ThreadPoolExecutor, function: Callable[..., Result], *arguments: object) -> Result:
-    """Call a function on a thread. If this call is cancelled, a function that waits is not run, and one that runs is
-    waited for, so that the caller keeps its slot, its turn and its lease as long as the thread works."""
-    work = threads.submit(function, *arguments)
+async def run_to_end(work: Future[Result]) -> Result:
+    """Wait for a call on a thread. If this wait is cancelled, a call that waits is cancelled, and one that runs is
+    waited for, so that the caller keeps its slot and its lease as long as the thread works."""
     try:
         return await asyncio.wrap_future(work)
     except asyncio.CancelledError:

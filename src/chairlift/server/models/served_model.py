@@ -8,7 +8,6 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from typing import Final, Literal, TypeVar
@@ -29,12 +28,14 @@ from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.conversation import ModelPlanner
 from chairlift.server.telemetry.engine_observer import EngineObserver, ObservedRequest, engine_metrics
 from chairlift.server.telemetry.live_feed import LiveFeed
+from chairlift.system.tenant_threads import TenantThreads
 
 ModelState = Literal["unloaded", "loading", "loaded", "unloading", "failed"]
 
 Result = TypeVar("Result")
 
 NUM_THREADS: Final = 16  # that plan the requests with small bodies and write the large outputs of a model
+TENANT_THREADS: Final = 4  # of them, which one tenant uses at a time
 MAX_ENDED_REPLICAS: Final = 8  # of a model, whose requests are kept
 
 
@@ -44,7 +45,7 @@ class ModelService:
     def __init__(self, llm: AsyncLLM, api: ApiOptions) -> None:
         self.llm = llm
         self.planner = ModelPlanner(llm.engine, api)
-        self._threads = ThreadPoolExecutor(NUM_THREADS, "preparation")
+        self._threads = TenantThreads(NUM_THREADS, "preparation", TENANT_THREADS)
 
     @property
     def memory_bytes(self) -> int:
@@ -59,20 +60,21 @@ class ModelService:
     def start(self) -> None:
         """Connect the engine to the running event loop."""
         self.llm.open()
-        self._threads.submit(self.planner.log_template_warnings)
+        self._threads.submit("", self.planner.log_template_warnings)
 
-    async def run(self, function: Callable[..., Result], *arguments: object) -> Result:
-        """Call a function on a thread; see `run_to_end`. Raises EngineDeadError if the service is closed."""
+    async def run(self, tenant: str, function: Callable[..., Result], *arguments: object) -> Result:
+        """Call a function on a thread, in turns over tenants; see `run_to_end`. Raises EngineDeadError if the service
+        is closed."""
         try:
-            return await run_to_end(self._threads, function, *arguments)
-        except (asyncio.CancelledError, RuntimeError):  # The executor raises these when it is shut down.
+            return await run_to_end(self._threads.submit(tenant, function, *arguments))
+        except (asyncio.CancelledError, RuntimeError):  # The threads raise these when they are shut down.
             self.llm.open()  # Raises the error with the reason if the engine has stopped.
             raise
 
     async def aclose(self, seconds: float | None = None) -> None:
         """Stop the engine, and the threads after their current calls; see `AsyncLLM.aclose`."""
         await self.llm.aclose(seconds)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown()
 
 
 class VisibleEngine(ABC):
