@@ -47,7 +47,7 @@ class FinishReason(enum.StrEnum):
 class WaitReason(enum.StrEnum):
     """Why a waiting request was not admitted.
 
-    SEATS: max_num_seqs requests are running, or a static batch has static_batch_size members.
+    SEATS: max_num_seqs requests are running, beams need more seats than are free, or a static batch is full.
     MEMORY: there are too few free blocks. For a static batch these are the blocks of all members at maximum length.
     SIBLING_PREFILL: its leader has not computed the shared prompt yet.
     PENDING_TOKEN: it was preempted, and the device has not returned its last token yet.

@@ -13,7 +13,7 @@ from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.errors import ChairliftError
 from chairlift.events import Step
 from chairlift.observability.explain import Explainer, Explanation, Viewer
-from chairlift.observability.explained_span import describe_preemption
+from chairlift.observability.explained_span import ExplainedSpan, describe_preemption, describe_span
 from chairlift.observability.step_cost import MIN_STEPS
 from chairlift.observability.what_if import what_ifs
 from chairlift.request import WaitReason
@@ -330,3 +330,9 @@ def test_an_abort_before_the_first_token_is_no_missed_slo() -> None:
     assert running is not None
     assert ended is not None
     assert (running.is_met, ended.is_met, ended.missed) == (False, None, "ttft")
+
+
+def test_beams_that_lack_seats_wait_beside_free_ones() -> None:
+    span = ExplainedSpan("seats", "", 0.0, 1.0, 5, is_head=True, num_running=8)
+    assert describe_span(span, "fcfs", 32).startswith("its beams need more seats than are free: 8 of 32 are taken")
+    assert describe_span(span, "fcfs", 8).startswith("all 8 seats are taken")

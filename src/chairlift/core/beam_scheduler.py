@@ -72,8 +72,18 @@ class BeamBatching(ContinuousBatching):
         return [each for each in groups if each.leader.status is running and each.members[-1].status is not running]
 
     @property
-    def _num_admissible(self) -> int:
-        return min(len(self.waiting), self._config.max_num_seqs - len(self.running) - self._num_reserved_seats)
+    def num_free_seats(self) -> int:
+        return super().num_free_seats - self._num_reserved_seats
+
+    def num_seats(self, request: Request) -> int:
+        group = self.group_of(request)
+        has_all = group is None or request is not group.leader or group.members[-1].status is RequestStatus.RUNNING
+        return 1 if has_all or group is None else group.width
+
+    def num_needed_blocks(self, request: Request) -> int:
+        group = self.group_of(request)
+        members = group.members if group is not None and group.is_started else [request]
+        return sum(self._kv.demand(member).needed for member in members)
 
     def _schedule_running(self, plan: StepPlan, chunks: ChunkAllowance) -> tuple[int, bool]:
         """As for other requests. Chunks also leave a token to each beam that joins its leader in this step."""
@@ -84,12 +94,8 @@ class BeamBatching(ContinuousBatching):
 
     def _try_to_allocate(self, request: Request, budget: int) -> WaitReason | None:
         group = self.group_of(request)
-        num_seats = 1 if group is None else group.width
-        if len(self.running) + self._num_reserved_seats + num_seats > self._config.max_num_seqs:
-            return WaitReason.SEATS
-        members = group.members if group is not None and group.is_started else []
-        if sum(self._kv.demand(member).needed for member in members) > self._kv.num_free_blocks:
-            return WaitReason.MEMORY
+        if group is not None and group.is_started and self.num_needed_blocks(request) > self._kv.num_free_blocks:
+            return WaitReason.SEATS if self.num_seats(request) > self.num_free_seats else WaitReason.MEMORY
         return super()._try_to_allocate(request, budget)
 
     def prepare_beams(self, request: Request, plan: StepPlan) -> bool:

@@ -16,6 +16,7 @@ from bisect import insort
 from dataclasses import dataclass, field
 
 from chairlift.config import SchedulerConfig
+from chairlift.core.backfilling import Backfilling
 from chairlift.core.chunk_allowance import ChunkAllowance
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.core.measuring.scheduler_meter import SchedulerMeter
@@ -50,7 +51,7 @@ class RunningBatch(ABC):
 
     Attributes:
         running: in the order that the scheduling policy gave when the step began.
-        waiting: the queue, which also has the scheduling policy. Only its head can be admitted.
+        waiting: the queue, which also has the scheduling policy.
     """
 
     def __init__(self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, meter: SchedulerMeter) -> None:
@@ -62,6 +63,7 @@ class RunningBatch(ABC):
         self._has_finished, self._num_joining = False, 0
         self._removed: list[str] = []
         self._blocked_at: tuple[Request, int] | None = None
+        self._blocked_steps: dict[Request, int] = {}
 
     @abstractmethod
     def fill(self, plan: StepPlan) -> None:
@@ -206,7 +208,7 @@ class ContinuousBatching(RunningBatch):
         """
         running = self.running  # becomes shorter when a request is preempted
         budget = self._config.max_num_batched_tokens
-        num_waiting, num_admissible = len(self.waiting), self._num_admissible
+        num_waiting, num_admissible = len(self.waiting), min(len(self.waiting), self.num_free_seats)
         index = 0
         while index < len(running):
             request = running[index]
@@ -239,17 +241,19 @@ class ContinuousBatching(RunningBatch):
         return True
 
     def _schedule_waiting(self, plan: StepPlan, budget: int, chunks: ChunkAllowance, may_admit: bool) -> None:
-        """Admit from the head of the queue while there are seats, tokens and memory."""
-        while (request := self.waiting.peek()) is not None:
+        """Admit from the head of the queue while there are seats, tokens and memory; then those that may pass it."""
+        backfilling = Backfilling(self, self._config, self._kv, self._blocked_steps)
+        for request in backfilling.candidates():
             reason = self._try_to_allocate(request, budget) if may_admit else WaitReason.PREEMPTION
             if reason is not None:
-                self._meter.record_blocked(request, reason, plan.time, len(self.running))
-                return
-            self.admit(self.waiting.pop(), plan)
+                if backfilling.block(request, reason):
+                    self._meter.record_blocked(request, reason, plan.time, len(self.running))
+                continue
+            self.admit(self.waiting.take(request), plan)
             start = request.num_computed_tokens
             count = request.num_tokens - start
             if self._config.enable_chunked_prefill:
-                count = chunks.take(start, min(count, budget - self._num_admissible))
+                count = chunks.take(start, min(count, budget - min(len(self.waiting), self.num_free_seats)))
             if start + count > request.num_slots:  # only with sliding windows, whose blocks are taken chunk by chunk
                 has_grown = self.grow(request, start + count, plan)
                 assert has_grown, "admission has checked that blocks are free for the windows"
@@ -257,8 +261,8 @@ class ContinuousBatching(RunningBatch):
             budget -= count
 
     def _try_to_allocate(self, request: Request, budget: int) -> WaitReason | None:
-        """Allocate the memory of the head of the queue, within the token budget; returns why it must wait, if so."""
-        if len(self.running) >= self._config.max_num_seqs:
+        """Allocate the memory of a waiting request, within the token budget; returns why it must wait, if so."""
+        if self.num_seats(request) > self.num_free_seats:
             return WaitReason.SEATS
         if request.num_pending_tokens:
             return WaitReason.PENDING_TOKEN
@@ -267,6 +271,13 @@ class ContinuousBatching(RunningBatch):
         return None if self.allocate_head(request) else WaitReason.MEMORY
 
     @property
-    def _num_admissible(self) -> int:
-        """Number of waiting requests for which a seat is free."""
-        return min(len(self.waiting), self._config.max_num_seqs - len(self.running))
+    def num_free_seats(self) -> int:
+        return self._config.max_num_seqs - len(self.running)
+
+    def num_seats(self, request: Request) -> int:
+        """The seats that a waiting request needs, or that a running one gives up at its end."""
+        return 1
+
+    def num_needed_blocks(self, request: Request) -> int:
+        """The free blocks that the admission of a request needs."""
+        return self._kv.demand(request).needed

@@ -203,7 +203,8 @@ class Explainer:
                 ),
                 estimate=self._estimate(interval) if is_head else None,
             )
-        return replace(explained, text=describe_span(explained, self._started.scheduling_policy))
+        num_seats = self._started.static_batch_size or self._started.max_num_seqs
+        return replace(explained, text=describe_span(explained, self._started.scheduling_policy, num_seats))
 
     def _estimate(self, interval: QueueInterval) -> float | None:
         needed, free, _, _ = _block_counts(interval)

@@ -89,23 +89,25 @@ def describe_preemption(displaced_by: str | None, policy: str, *, is_paced: bool
     return f"preempted: its seat was given to {displaced_by}, {reason}"
 
 
-def describe_span(span: ExplainedSpan, policy: str) -> str:
-    """One sentence with the reason of a span under a scheduling policy, and its numbers."""
+def describe_span(span: ExplainedSpan, policy: str, num_seats: int) -> str:
+    """One sentence with the reason of a span under a scheduling policy, and its numbers; `num_seats` of the batch."""
     if (text := OUTSIDE_QUEUE.get(span.reason)) is not None:
         return text
     if span.reason == "fairness":
         turn = TURN_REASONS.get(policy, "which received less service")
         text = f"another tenant, {turn}, has its turn: {span.head} is at the head of the queue"
         return text + _running(span)
-    text = _reason(span) + _running(span) + _estimate(span)
+    text = _reason(span, num_seats) + _running(span) + _estimate(span)
     if span.is_head:
         return text
     reason = f", {HEAD_REASONS[policy]}" if policy in HEAD_REASONS else ""
     return f"behind {span.head} at the head of the queue{reason}: {text}"
 
 
-def _reason(span: ExplainedSpan) -> str:
+def _reason(span: ExplainedSpan, num_seats: int) -> str:
     if span.reason == "seats":
+        if (span.num_running or 0) < num_seats:
+            return f"its beams need more seats than are free: {span.num_running} of {num_seats} are taken"
         return "the only seat is taken" if span.num_running == 1 else f"all {span.num_running} seats are taken"
     if span.reason == "batch":
         return f"a static batch of {span.num_running} is closed"

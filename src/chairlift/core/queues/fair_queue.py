@@ -17,7 +17,7 @@ the smallest counter of the tenants that wait here or were served elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from chairlift.core.queues.request_queue import Key, PriorityQueue, RequestQueue
 from chairlift.request import Request
@@ -72,6 +72,14 @@ class FairQueue(RequestQueue):
     def _turn(self, head: Request) -> Key:
         """The key without the priority, which is compared within a tenant only."""
         return (self.counter(head.tenant), 0, head.arrival_index)
+
+    def in_order(self) -> Iterator[Request]:
+        """The requests of the tenant with the smallest counter, and then those of the next one."""
+        for tenant in sorted(self._queues, key=self.counter):
+            yield from self._queues[tenant].in_order()
+
+    def may_delay(self, request: Request, head: Request) -> bool:
+        return request.tenant != head.tenant or request.priority <= head.priority
 
     def discard(self, request: Request) -> None:
         queue = self._queues[request.tenant]

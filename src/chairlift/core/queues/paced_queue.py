@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from chairlift.core.queues.request_queue import Key, RequestQueue
@@ -90,8 +90,16 @@ class PacedQueue(RequestQueue):
         """Whether a request without a reader was admitted during a pause, and a paused stream is the head now."""
         return running in self._guests and self._has_paused_head()
 
-    def pop(self) -> Request:
-        return self._paused.pop(0)[2] if self._has_paused_head() else self._queue.pop()
+    def in_order(self) -> Iterator[Request]:
+        yield from self._queue.in_order()
+        yield from [request for _time, _index, request in self._paused]
+
+    def may_delay(self, request: Request, head: Request) -> bool:
+        return self._queue.may_delay(request, head)
+
+    def take(self, request: Request) -> Request:
+        is_paused = any(entry[2] is request for entry in self._paused)
+        return super().take(request) if is_paused else self._queue.take(request)
 
     def discard(self, request: Request) -> None:
         kept = [entry for entry in self._paused if entry[2] is not request]

@@ -80,20 +80,17 @@ class PrefixFairQueue(FairQueue):
         tenants = sorted((tenant for tenant in self._queues if self.deficit(tenant) > 0), key=self.counter)
         for tenant in tenants:
             is_late = self._overtaken.get(tenant, 0) >= MAX_OVERTAKEN
-            yield from self._queues[tenant].oldest(1 if is_late else -(-MAX_COMPARED // len(tenants)))
+            yield from islice(self._queues[tenant].in_order(), 1 if is_late else -(-MAX_COMPARED // len(tenants)))
 
     def _rounds_until_deficit(self, tenant: str) -> int:
         counter = self.counter(tenant)
         return 0 if counter < 0 else math.floor(counter / self._quantum) + 1
 
-    def pop(self) -> Request:
-        head = self.peek()
-        assert head is not None
-        tenant = head.tenant
-        is_oldest = head is self._queues[tenant].peek()
+    def take(self, request: Request) -> Request:
+        tenant = request.tenant
+        is_oldest = request is self._queues[tenant].peek()
         self._overtaken[tenant] = 0 if is_oldest else self._overtaken.get(tenant, 0) + 1
-        self.discard(head)
-        return head
+        return super().take(request)
 
     def discard(self, request: Request) -> None:
         super().discard(request)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.request import Request
@@ -35,10 +34,6 @@ class RequestQueue:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def oldest(self, count: int) -> Iterable[Request]:
-        """The first requests of a queue with a single order."""
-        return islice(self._requests, count)
-
     def push(self, request: Request) -> None:
         """Add a request; it may have run before."""
         insort(self._requests, request, key=self.key)
@@ -47,12 +42,24 @@ class RequestQueue:
         """The head of the queue; None if the queue is empty."""
         return self._requests[0] if self._requests else None
 
+    def in_order(self) -> Iterable[Request]:
+        """The waiting requests in the order in which they may pass a head that is blocked."""
+        return self._requests
+
+    def may_delay(self, request: Request, head: Request) -> bool:
+        """Whether a request may pass a blocked head for a limited time, even if the head starts later for it."""
+        return True
+
+    def take(self, request: Request) -> Request:
+        """Remove and return a request that is admitted: the head, or a request that passes it."""
+        self.discard(request)
+        return request
+
     def pop(self) -> Request:
         """Remove and return the head."""
         head = self.peek()
         assert head is not None, "the queue is not empty"
-        self.discard(head)
-        return head
+        return self.take(head)
 
     def discard(self, request: Request) -> None:
         """Remove a request, which is in the queue. Its key may have changed: an error drops its pending token."""
@@ -105,3 +112,6 @@ class PriorityQueue(RequestQueue):
 
     def key(self, request: Request) -> Key:
         return (0.0, request.priority, request.arrival_index)
+
+    def may_delay(self, request: Request, head: Request) -> bool:
+        return request.priority <= head.priority

@@ -3,7 +3,10 @@
 import { formatCount, formatSeconds, plural } from "./format.js";
 
 const REASONS = {
-  seats: (event, started) => `all ${started.max_num_seqs} seats are taken (${event.num_running} running)`,
+  seats: (event, started) =>
+    event.num_running < (started.static_batch_size ?? started.max_num_seqs)
+      ? `its beams need more seats than are free (${event.num_running} of ${started.max_num_seqs} are taken)`
+      : `all ${started.max_num_seqs} seats are taken (${event.num_running} running)`,
   memory: (event) => memoryText(event),
   token_budget: () => "the rest of the token budget of the step was smaller than its text, which is computed at once",
   pending_token: () => "the tokens of a running request are not known yet",
