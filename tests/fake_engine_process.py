@@ -49,7 +49,8 @@ def build(
     front_end.send_ready(
         EngineFacts("fake", model_config, limits, plan, request_limits, started, "fake", SamplingDefaults())
     )
-    return SimpleNamespace(core=core, close=lambda: None, loaded=SimpleNamespace(grammars=None), adapter_loader=None)
+    loaded = SimpleNamespace(grammars=None)
+    return SimpleNamespace(core=core, close=lambda: None, reopen_files=lambda: None, loaded=loaded, adapter_loader=None)
 
 
 if __name__ == "__main__":

@@ -60,6 +60,33 @@ def test_a_full_disk_ends_the_event_log_with_a_warning(caplog: pytest.LogCapture
     assert encode_event(events.events[0]).startswith(b'{"type":"request_arrived"')
 
 
+def test_a_log_continues_in_the_file_that_has_its_path(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    core, _, _, events = make_engine()
+    core.add(make_request("a", [1, 2, 3], max_tokens=3))
+    run_to_end(core)
+    folder, rotated = tmp_path / "logs", tmp_path / "rotated"
+    folder.mkdir()
+    log, first, second = EventFile(folder / "log"), *events.events[:2]
+    log.emit(first)
+    log.reopen()
+    log.emit(second)
+    folder.rename(rotated)
+    log.reopen()
+    assert f"event_log={folder / 'log'}: No such file or directory; create the folder {folder}" in caplog.text
+    log.emit(first)
+    folder.mkdir()
+    log.emit(replace(first, request_id="\ud800"))
+    log.emit(first)
+    log.reopen()
+    assert log.error is None
+    log.emit(second)
+    log.close()
+    log.reopen()
+    log.emit(first)
+    assert list(read_events(rotated / "log")) == [first, second, first]
+    assert list(read_events(folder / "log")) == [second]
+
+
 @pytest.mark.parametrize("is_closed", [True, False])
 def test_an_event_that_cannot_be_written_does_not_end_the_engine(tmp_path: Path, is_closed: bool) -> None:
     core, _, _, events = make_engine()

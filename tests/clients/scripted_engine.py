@@ -90,7 +90,8 @@ def build(config: EngineConfig, front_end: FrontEnd, _turn: object) -> Any:
     front_end.send_ready(
         EngineFacts("scripted", load_config(files), limits, plan, request_limits, started, "none", SamplingDefaults())
     )
-    return SimpleNamespace(core=core, close=lambda: None, loaded=SimpleNamespace(grammars=None), adapter_loader=None)
+    loaded = SimpleNamespace(grammars=None)
+    return SimpleNamespace(core=core, close=lambda: None, reopen_files=lambda: None, loaded=loaded, adapter_loader=None)
 
 
 if __name__ == "__main__":

@@ -234,6 +234,17 @@ def test_checker_restarts_its_process() -> None:
     assert checker._process is None
 
 
+def test_checker_ignores_the_signals_that_all_processes_of_a_server_receive() -> None:
+    checker = GrammarChecker(LIMITS)
+    checker.start_if_needed()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
+        checker.send_signal(number)
+        pid = checker.pid
+        assert checker.can_compile(json_rule({}), AMPLE_SECONDS)
+        assert checker.pid == pid
+    checker.close()
+
+
 def test_grammar_too_complex_at_its_first_tokens_is_rejected(compiler: GrammarCompiler) -> None:
     names = {f"p{index}": {"enum": ["x", "y"]} for index in range(2500)}
     with pytest.raises(RequestError, match=r"too complex.*step_max_items"):

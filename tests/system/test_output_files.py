@@ -10,7 +10,7 @@ import pytest
 
 from chairlift import LLM, EngineConfig
 from chairlift.errors import ConfigError
-from chairlift.system.output_files import check_writable
+from chairlift.system.output_files import check_writable, reopen
 
 
 def test_the_check_leaves_files_unchanged(tmp_path: Path) -> None:
@@ -63,3 +63,12 @@ def test_files_are_checked_before_the_model_is_loaded(
     config = EngineConfig(model=str(tiny_model_dir("llama")), **{field: tmp_path / "no" / "log"})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=f"{field}=.*create the folder"):
         LLM.from_config(config)
+
+
+def test_a_pipe_is_not_opened_again(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with pipe.open("w") as file:
+        os.close(reader)
+        assert reopen("access_log", file) == ""

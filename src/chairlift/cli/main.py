@@ -115,7 +115,7 @@ def record_output_errors() -> list[OSError]:
 
 def _write(write: Callable[[bytes], int], errors: list[OSError], data: bytes) -> int:
     try:
-        return write(data)
+        return write(data) if data else 0  # Writing nothing to a terminal that was closed is an error too.
     except OSError as error:
         errors.append(error)
         raise

@@ -7,7 +7,6 @@ therefore compiles every new grammar first. This module is also the program of t
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import BinaryIO, Final
 from chairlift.system.child_process import (
     START_SECONDS,
     ChildProcess,
+    ignore_shared_signals,
     limit_memory,
     python_command,
     read_frame,
@@ -70,5 +70,5 @@ def main(requests: BinaryIO, replies: BinaryIO, limits: dict[str, int]) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        main(sys.stdin.buffer, sys.stdout.buffer, json.loads(sys.argv[1]))
+    ignore_shared_signals()
+    main(sys.stdin.buffer, sys.stdout.buffer, json.loads(sys.argv[1]))

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from chairlift.events import Event
-from chairlift.system.output_files import unwritable_file_error
+from chairlift.system.output_files import reopen, unwritable_file_error
 
 logger = logging.getLogger("chairlift")
 
@@ -24,8 +24,8 @@ def encode_event(event: Event) -> bytes:
 class EventFile:
     """An event sink that writes JSON lines to a file.
 
-    If an event cannot be written, it and later ones are dropped, `error` is set, and the engine continues. Events after
-    the end of the log are dropped too.
+    If an event cannot be written, it and later ones are dropped until the file is reopened, `error` is set, and the
+    engine continues. Events after the end of the log are dropped too.
 
     Raises:
         ConfigError: the file cannot be opened.
@@ -45,6 +45,11 @@ class EventFile:
                 self._file.flush()
             except (OSError, UnicodeEncodeError) as error:
                 self._record_error(error)
+
+    def reopen(self) -> None:
+        """Continue in the file that has the path now. An error is logged."""
+        if reopen("event_log", self._file):
+            self.error = None
 
     def close(self) -> None:
         """Close the file."""

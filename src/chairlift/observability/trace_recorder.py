@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from chairlift.events import Event, RequestFinished
 from chairlift.request import Request
-from chairlift.system.output_files import unwritable_file_error
+from chairlift.system.output_files import reopen, unwritable_file_error
 
 logger = logging.getLogger("chairlift")
 
@@ -85,6 +85,10 @@ class TraceRecorder:
                 line["output_len"] = event.num_output_tokens
                 line["e2e_latency"] = round(event.time - event.arrival_time, 6)
                 self._write(json.dumps(line) + "\n")
+
+    def reopen(self) -> None:
+        """Continue in the file that has the path now, unless the recording has ended. An error is logged."""
+        reopen("record_trace", self._file)
 
     def close(self) -> None:
         """Close the file. Requests that end later are not recorded."""

@@ -82,7 +82,7 @@ def create_models_app(
 
     Returns:
         The application. `app.state.admission` counts the calls in progress and can drain the server, `app.state.models`
-        is the manager, and `app.state.paths` lists the paths of the routes.
+        is the manager, `app.state.listeners` are those of calls, and `app.state.paths` lists the paths of the routes.
     """
     admission = AdmissionController(options.limits, options.access.keys)
     listeners = options.observability.listeners()
@@ -103,6 +103,7 @@ def create_models_app(
     app = Application(title="Chairlift", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.admission = admission
     app.state.models = manager
+    app.state.listeners = listeners
     _add_middlewares(app, options)
     app.add_middleware(CallLogMiddleware, find=manager.find_sequences, listeners=listeners)
     for kind in (ChairliftError, HTTPException, ClientDisconnect):

@@ -3,15 +3,19 @@
 SIGTERM, Ctrl-C --> /ready and new calls get a 503 --> all calls answered, or drain_timeout --> stop --> exit status 0
                                   a second signal ends the remaining calls with an error -------^          |
                                         the watchdog ends a process that still runs (exit status 1) <------+
+
+SIGHUP ---> log files are opened again, and API keys are read again
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import faulthandler
 import logging
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
 from typing import Final
 
@@ -50,6 +54,7 @@ class DrainingServer(uvicorn.Server):
         models: are stopped when the server has drained.
         start_watchdog: limits the seconds until the process ends, such as `end_process_after`. None if the process
             continues after the server.
+        reload: is run on the event loop after SIGHUP. None if the server does not handle this signal.
     """
 
     def __init__(
@@ -58,17 +63,37 @@ class DrainingServer(uvicorn.Server):
         models: ModelManager,
         admission: AdmissionController,
         start_watchdog: Callable[[float], None] | None = None,
+        reload: Callable[[], Coroutine[None, None, None]] | None = None,
     ) -> None:
         super().__init__(config)
         self._models = models
         self._admission = admission
         self._start_watchdog = start_watchdog or (lambda _seconds: None)
+        self._reload = reload
+        self._must_reload = False
+        self._reloading: asyncio.Task[None] | None = None
         self._deadline = 0.0
         self._is_forced = False
         self._set_stop_seconds(STOP_SECONDS)
 
     def _set_stop_seconds(self, seconds: int) -> None:
         self.config.timeout_graceful_shutdown = self._stop_seconds = seconds
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle the signals of uvicorn, and SIGHUP, while the server runs on the main thread."""
+        with super().capture_signals():
+            before = None
+            if self._reload is not None:
+                before = signal.signal(signal.SIGHUP, self._request_reload)
+            try:
+                yield
+            finally:
+                if before is not None:
+                    signal.signal(signal.SIGHUP, before)
+
+    def _request_reload(self, _sig: int, _frame: FrameType | None) -> None:
+        self._must_reload = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start to drain at the first signal, and stop at the second one. Runs as a signal handler."""
@@ -96,7 +121,11 @@ class DrainingServer(uvicorn.Server):
         )
 
     async def on_tick(self, counter: int) -> bool:
-        """Stop the server when it has drained or its time is over. uvicorn calls this every 0.1 s."""
+        """Stop the server when it has drained or its time is over, and run `reload` after SIGHUP. uvicorn calls this
+        every 0.1 s."""
+        if self._must_reload and self._reload is not None and (self._reloading is None or self._reloading.done()):
+            self._must_reload = False
+            self._reloading = asyncio.create_task(self._reload())
         admission = self._admission
         if admission.is_draining and not self.should_exit:
             is_late = self._is_forced or admission.clock() >= self._deadline

@@ -17,6 +17,7 @@ from chairlift.config import EngineConfig
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.memory_trimming import limit_arenas, trim_memory
 from chairlift.engine.process.client import EngineClient
+from chairlift.engine.process.commands import ReopenFiles
 from chairlift.engine.process.process_client import ProcessClient
 from chairlift.errors import ConfigError, EngineDeadError
 from chairlift.server.access.access_options import ANY, AccessOptions
@@ -27,6 +28,8 @@ from chairlift.worker.memory import format_memory
 if TYPE_CHECKING:
     from chairlift.server.models.model_manager import ModelManager
     from chairlift.server.models.served_model import ServedModel
+    from chairlift.server.telemetry.access_log import AccessLog
+    from chairlift.server.telemetry.tracing import CallTracer
 
 logger = logging.getLogger("chairlift")
 
@@ -70,8 +73,8 @@ def run(
         EngineDeadError: the cluster could not continue, and the server has drained.
     """
     limit_arenas()
-    if hasattr(signal, "SIGUSR1"):
-        faulthandler.register(signal.SIGUSR1, file=STANDARD_ERROR)
+    faulthandler.register(signal.SIGUSR1, file=STANDARD_ERROR)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server handles it; the processes of Ray inherit this
     specs, config, access = [], options.engine, options.access
     if options.models.is_on_demand:
         specs = server_specs(options.models.specs(config, options.api), options.served_model_name, access)
@@ -97,7 +100,8 @@ def run(
         logger.info("requests for hosts other than %s get a 400; --allowed-hosts names others", ", ".join(hosts))
     app = create_models_app(manager, options, partial(_log_ready, _url(options, listener), manager, started))
     uvicorn_options = uvicorn_config(app, tls, root_path=options.root_path, log_config=None, access_log=False)
-    server = DrainingServer(uvicorn_options, manager, app.state.admission, end_process_after)
+    reload = partial(reload_files, options, app.state.listeners, engine)
+    server = DrainingServer(uvicorn_options, manager, app.state.admission, end_process_after, reload)
     if cluster is not None:
         cluster.on_failure(server.drain)
     trim_memory()
@@ -108,6 +112,27 @@ def run(
         manager.close()
     if cluster is not None and cluster.failure is not None:
         raise EngineDeadError(f"the server has stopped: {cluster.failure}")
+
+
+async def reload_files(
+    options: ServeOptions, listeners: Sequence[AccessLog | CallTracer], engine: EngineCluster | ProcessClient | None
+) -> None:
+    """Reopen the log files and read the API keys again, such as after SIGHUP, and log what was done.
+
+    Args:
+        listeners: the listeners of calls, among them the access log.
+        engine: the engine of a server with one engine, the only one that writes files.
+    """
+    from chairlift.server.telemetry.access_log import AccessLog
+
+    opened = [each.reopen() for each in listeners if isinstance(each, AccessLog)]
+    paths = {"event_log": options.engine.event_log, "record_trace": options.engine.record_trace}
+    if isinstance(engine, ProcessClient) and any(paths.values()):
+        engine.send(ReopenFiles())
+        opened += [f"{name} (by the engine)" for name, path in paths.items() if path]
+    keys = await options.access.keys.reload()
+    files = ", ".join(filter(None, opened))
+    logger.info("SIGHUP: files reopened: %s; %s", files or "none", keys or "no API keys were read")
 
 
 def _make_manager(

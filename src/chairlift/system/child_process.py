@@ -186,6 +186,13 @@ def write_frame(file: IO[bytes], content: bytes) -> None:
     file.flush()
 
 
+def ignore_shared_signals() -> None:
+    """Ignore the signals that terminals and service managers send to all processes of a server. The first of these
+    processes handles them, and ends this one."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def limit_memory(num_bytes: int) -> None:
     """Limit the address space of this process, and write no core dumps, on systems that support these limits."""
     with contextlib.suppress(OSError, ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -41,10 +42,15 @@ def test_added_removed_and_changed_keys(tmp_path: Path, caplog: pytest.LogCaptur
     with pytest.raises(OverloadedError, match="requests_per_minute=1"):
         admission.count_request(found)
 
+    version = path.stat()
+    path.write_text(path.read_text().replace("robert", "rupert"))
+    os.utime(path, ns=(version.st_atime_ns, version.st_mtime_ns))
+    assert asyncio.run(keys.reload()) == f"2 API keys were read from {path}", "also if the change cannot be seen"
+    assert "rupert" in keys.by_tenant
     path.write_text("[[keys]]\nname = 1\n")
     with caplog.at_level("ERROR"):
         asyncio.run(keys.reload())
-    assert "the API keys were not changed" in caplog.text
+    assert f"api_key_file={path}: the API keys were not changed" in caplog.text
     assert keys.find(bob) is not None
 
     write(path, key_record(bob, name="bob", weight=2.0))

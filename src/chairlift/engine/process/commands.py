@@ -82,8 +82,12 @@ class ChargeTenants(msgspec.Struct, frozen=True, array_like=True, tag="charge_te
     service: dict[str, float]
 
 
+class ReopenFiles(msgspec.Struct, frozen=True, array_like=True, tag="reopen_files"):
+    """Reopens the event log and the trace file."""
+
+
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
     """Ends the loop of the engine core; unfinished requests get no further output."""
 
 
-Command = Add | Abort | LoadAdapter | UnloadAdapter | ChargeTenants | Stop
+Command = Add | Abort | LoadAdapter | UnloadAdapter | ChargeTenants | ReopenFiles | Stop

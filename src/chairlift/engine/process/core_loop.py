@@ -18,6 +18,7 @@ from chairlift.engine.process.commands import (
     ChargeTenants,
     Command,
     LoadAdapter,
+    ReopenFiles,
     Stop,
     UnloadAdapter,
 )
@@ -58,6 +59,7 @@ class CoreLoop:
         gate: holds requests until their grammar is compiled.
         adapters: the loader of LoRA adapters; None if there are none.
         reply: called with the result of each command for an adapter; must not block.
+        reopen_files: reopens the files to which the engine appends.
     """
 
     core: EngineCore
@@ -66,6 +68,7 @@ class CoreLoop:
     gate: GrammarGate = field(default_factory=GrammarGate)
     adapters: AdapterLoader | None = None
     reply: Callable[[AdapterResult], None] = lambda _result: None
+    reopen_files: Callable[[], None] = lambda: None
 
     def run(self) -> None:
         """Run until a Stop arrives."""
@@ -87,7 +90,7 @@ class CoreLoop:
             else:
                 self.deliver(core.step())
 
-    def _execute(self, command: Add | Abort | LoadAdapter | UnloadAdapter | ChargeTenants) -> None:
+    def _execute(self, command: Add | Abort | LoadAdapter | UnloadAdapter | ChargeTenants | ReopenFiles) -> None:
         match command:
             case Add():
                 siblings = command.requests()
@@ -99,6 +102,8 @@ class CoreLoop:
                     self.core.abort(request_id, reason)
             case ChargeTenants(service):
                 self.core.scheduler.queue.record_remote_service(service)
+            case ReopenFiles():
+                self.reopen_files()
             case _:
                 assert self.adapters is not None, "the engine has adapters"
                 self.reply(change_adapters(self.adapters, command))

@@ -44,7 +44,7 @@ from chairlift.engine.served_engine import EngineFacts
 from chairlift.errors import ChairliftError
 from chairlift.events import Event
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
-from chairlift.system.child_process import read_frame
+from chairlift.system.child_process import ignore_shared_signals, read_frame
 from chairlift.system.memory_limits import describe_out_of_memory, is_out_of_memory
 from chairlift.system.step_turn import StepTurn
 
@@ -139,9 +139,7 @@ class ForwardingLogHandler(logging.Handler):
 
 def main() -> None:
     """Run an engine until the front end sends a Stop or exits."""
-    # Terminals and service managers signal all processes, but running requests must finish before this one stops.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ignore_shared_signals()  # Running requests must finish before this process stops.
     launch = msgspec.json.decode(read_frame(sys.stdin.buffer) or b"", type=EngineLaunch)
     threading.Thread(target=_exit_with_front_end, args=(launch.folder,), name="chairlift-lifeline", daemon=True).start()
     faulthandler.enable()
@@ -184,7 +182,8 @@ def run(config: EngineConfig, link: Link[Command], turn: AbstractContextManager[
         if grammars is not None:
             grammars.has_checker = False  # The front end has checked them.
         gate, loader = GrammarGate(grammars), engine.adapter_loader
-        CoreLoop(engine.core, front_end.take, front_end.send_result, gate, loader, link.send).run()
+        reopen = engine.reopen_files
+        CoreLoop(engine.core, front_end.take, front_end.send_result, gate, loader, link.send, reopen).run()
     except BaseException as error:
         logger.exception("the engine died")
         link.send(EngineFailed(repr(error)))

@@ -55,8 +55,10 @@ class ThreadClient(EngineClient):
     def _run(self) -> None:
         try:
             reply = partial(self._call_on_loop, self._on_adapter_result)
-            loader = self.engine.adapter_loader
-            CoreLoop(self.engine.core, self._take, self._deliver, adapters=loader, reply=reply).run()
+            loader, reopen = self.engine.adapter_loader, self.engine.reopen_files
+            CoreLoop(
+                self.engine.core, self._take, self._deliver, adapters=loader, reply=reply, reopen_files=reopen
+            ).run()
         except BaseException as error:
             failure = self.last_failure = Failure(repr(error))
             logger.exception("the engine died: %s", failure)

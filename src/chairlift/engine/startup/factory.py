@@ -55,6 +55,12 @@ class Engine(ServedEngine):
         for file in self._files:
             file.close()
 
+    def reopen_files(self) -> None:
+        """Reopen the event log and the trace file, such as after a rotation."""
+        for file in self._files:
+            if not isinstance(file, DiskBlockStore):
+                file.reopen()
+
 
 def build_engine(
     config: EngineConfig,

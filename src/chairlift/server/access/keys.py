@@ -130,6 +130,7 @@ class KeyRing:
     ) -> None:
         keys = list(keys)
         self._path, self._load, self._version = path, load, _file_version(path)
+        self._reloading = asyncio.Lock()
         self.by_tenant: Mapping[str, Key] = {key.tenant: key for key in keys}
         if len(self.by_tenant) < len(keys):
             raise ConfigError("two API keys have the same name: give each key a different name")
@@ -140,24 +141,29 @@ class KeyRing:
         """Accept the keys of the file after each change of it, until this call is cancelled; returns without a file."""
         while self._path is not None:
             await asyncio.sleep(POLL_SECONDS)
-            await self.reload()
+            if _file_version(self._path) != self._version and (done := await self.reload()):
+                logger.info("%s", done)
 
-    async def reload(self) -> None:
-        """Read the keys if the file has changed. Requests in progress are not affected. A file that is invalid, or from
-        which all keys are missing, is reported in the log, and the keys stay as they are."""
-        version = _file_version(self._path)
-        if self._load is None or version == self._version:
-            return
-        self._version = version
-        try:
-            loaded = await asyncio.to_thread(self._load)
-        except ConfigError as error:
-            logger.error("the API keys were not changed: %s", error)
-            return
-        if loaded.tenant_weights() != self.tenant_weights():
-            logger.warning("new weights of API keys take effect after a restart of the server")
-        self.by_tenant = loaded.by_tenant
-        logger.info("%d API keys were read from %s", len(loaded), self._path)
+    async def reload(self) -> str:
+        """Read the keys of the file. Requests in progress are not affected. A file that is invalid, or from which all
+        keys are missing, is reported in the log, and the keys stay as they are.
+
+        Returns:
+            What was read, for a log line. Empty if there is no file, or the keys stay as they are.
+        """
+        if self._load is None:
+            return ""
+        async with self._reloading:  # An older file that is read slowly must not replace the keys of a newer one.
+            self._version = _file_version(self._path)
+            try:
+                loaded = await asyncio.to_thread(self._load)
+            except ConfigError as error:
+                logger.error("api_key_file=%s: the API keys were not changed: %s", self._path, error)
+                return ""
+            if loaded.tenant_weights() != self.tenant_weights():
+                logger.warning("new weights of API keys take effect after a restart of the server")
+            self.by_tenant = loaded.by_tenant
+        return f"{len(loaded)} API keys were read from {self._path}"
 
     def __len__(self) -> int:
         return len(self.by_tenant)

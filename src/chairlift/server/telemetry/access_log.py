@@ -14,7 +14,7 @@ from urllib.parse import quote
 from chairlift.server.access.call import Call
 from chairlift.server.telemetry.engine_observer import ObservedRequest
 from chairlift.system.log_format import format_time
-from chairlift.system.output_files import unwritable_file_error
+from chairlift.system.output_files import reopen, unwritable_file_error
 
 logger = logging.getLogger("chairlift")
 
@@ -59,6 +59,10 @@ class AccessLog:
             self._is_writable = False
         else:
             self._is_writable = True
+
+    def reopen(self) -> str:
+        """Reopen the file, unless it is standard error. Returns what `output_files.reopen` does."""
+        return "" if self._file is None or self._file is sys.__stderr__ else reopen("access_log", self._file)
 
     def close(self) -> None:
         if self._file is not None and self._file is not sys.__stderr__:
