@@ -79,8 +79,8 @@ def test_a_server_ends_although_threads_hang(
         (engine,) = psutil.Process(server.process.pid).children(recursive=True)
         for place in places:
             server.hang(place)
-        for _ in range(num_signals):
-            server.process.send_signal(signal.SIGTERM)
+        for number in (signal.SIGTERM, signal.SIGQUIT)[:num_signals]:
+            server.process.send_signal(number)
             server.wait_for("shutting down")  # The second signal must not arrive together with the first one.
         assert server.process.wait(AMPLE_SECONDS) == 1
         engine.wait(AMPLE_SECONDS)

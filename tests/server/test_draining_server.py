@@ -188,7 +188,10 @@ def test_a_drain_that_is_requested_again_delays_and_forces_nothing() -> None:
     assert drain.stops_at(160.0)
 
 
-def test_a_process_answers_accepted_calls_after_sigterm(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+def test_a_process_answers_accepted_calls_after_a_signal(
+    number: signal.Signals, tiny_model_dir: Callable[..., Path], tmp_path: Path
+) -> None:
     model = str(tiny_model_dir("llama"))
     options = ["--skip-tokenizer-init", "--max-num-seqs", "1"]
     process = subprocess.Popen(
@@ -220,7 +223,7 @@ def test_a_process_answers_accepted_calls_after_sigterm(tiny_model_dir: Callable
         caller.start()
     running = re.compile(r"^vllm:num_requests_running\S* [1-9]", re.MULTILINE)
     wait_for(lambda: bool(answers or running.search(httpx.get(f"{url}/metrics", verify=NO_TLS).text)))
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     log = process.stderr.read()
     for caller in callers:
         caller.join()

@@ -1,10 +1,10 @@
 """DrainingServer: a uvicorn server that answers the accepted calls before it stops, and a watchdog of its process.
 
-SIGTERM, Ctrl-C --> /ready and new calls get a 503 --> all calls answered, or drain_timeout --> stop --> exit status 0
-                                  a second signal ends the remaining calls with an error -------^          |
-                                        the watchdog ends a process that still runs (exit status 1) <------+
+TERM, QUIT, INT --> /ready and new calls get a 503 --> all calls answered, or drain_timeout --> stop --> exit status 0
+                                a second signal ends the remaining calls with an error -------^          |
+                                      the watchdog ends a process that still runs (exit status 1) <------+
 
-SIGHUP ---> log files are opened again, and API keys are read again
+SIGHUP --> log files are opened again, and API keys are read again
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import faulthandler
 import logging
 import signal
 import socket
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
 from typing import Final
@@ -81,16 +82,19 @@ class DrainingServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle the signals of uvicorn, and SIGHUP, while the server runs on the main thread."""
-        with super().capture_signals():
-            before = None
+        """Handle the signals of uvicorn, SIGQUIT and SIGHUP while the server runs on the main thread."""
+        handlers: dict[int, Callable[[int, FrameType | None], None]] = {}
+        if threading.current_thread() is threading.main_thread():
+            handlers = {signal.SIGQUIT: self.handle_exit}
             if self._reload is not None:
-                before = signal.signal(signal.SIGHUP, self._request_reload)
+                handlers[signal.SIGHUP] = self._request_reload
+        with super().capture_signals():
+            before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
             try:
                 yield
             finally:
-                if before is not None:
-                    signal.signal(signal.SIGHUP, before)
+                for number, handler in before.items():
+                    signal.signal(number, handler)
 
     def _request_reload(self, _sig: int, _frame: FrameType | None) -> None:
         self._must_reload = True

@@ -74,7 +74,7 @@ class ServerLimits:
     max_body_bytes: int = option(8 << 20, "Maximum size of a request body in bytes.", minimum=1024)
     drain_timeout: float = option(
         60.0,
-        "Seconds to answer the accepted requests after SIGTERM or Ctrl-C. A second signal ends them immediately.",
+        "Seconds to answer the accepted requests after SIGTERM, SIGQUIT or Ctrl-C. A second signal ends them at once.",
         minimum=0.0,
     )
     share_prefix_cache: bool = option(
