@@ -27,6 +27,9 @@ MAX_STOP_CHARACTERS = 16 << 10
 
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
+SPELLINGS_PER_WORD = 2
+"""Maximum number of token sequences into which a bad word is resolved: with and without a space before it."""
+
 MAX_BAD_WORD_CHARACTERS = 8 << 10
 """Maximum number of characters in all bad words of one request."""
 
@@ -121,7 +124,9 @@ def _stop_strings(value: Any) -> tuple[str, ...]:
 
 
 def _bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
-    items = _items("bad_words", value, "strings", MAX_BAD_WORDS)
+    is_resolved = isinstance(value, Sequence) and not any(isinstance(word, str) for word in value)
+    limit = SPELLINGS_PER_WORD * MAX_BAD_WORDS if is_resolved else MAX_BAD_WORDS
+    items = _items("bad_words", value, "token sequences" if is_resolved else "words", limit)
     words = tuple(word if isinstance(word, str) else _token_ids("bad_words", word) for word in items)
     _check_texts("bad_words", [word for word in words if isinstance(word, str)], MAX_BAD_WORD_CHARACTERS)
     if not all(word.strip() if isinstance(word, str) else word for word in words):
@@ -191,7 +196,7 @@ class SamplingParams:
             max_tokens; None rejects a prompt that is too long.
         bad_words: words that are not generated: the token that would complete the tokens of a word is masked. A word is
             a text, with and without a space before it, or a list of token ids. Other token sequences that spell the
-            word remain possible.
+            word remain possible. At most MAX_BAD_WORDS texts, or SPELLINGS_PER_WORD times as many lists of token ids.
         allowed_token_ids: only these tokens are sampled; EOS must be listed to be sampled.
         structured_outputs: a constraint on the text of the answer.
         slo: the latencies that the request should have; goodput counts the requests that have them.

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
 from chairlift import LLM, SamplingParams
 from chairlift.errors import RequestError
 from chairlift.outputs import CompletionOutput
+from chairlift.sampling_params import MAX_BAD_WORDS
 
 EOS = 2
 
@@ -39,6 +41,19 @@ def test_answers_do_not_contain_the_tokens_of_bad_words(llm: LLM) -> None:
     for ids in forbidden:
         assert not any(without[at : at + len(ids)] == ids for at in range(len(without)))
     assert any(ids == said[at : at + len(ids)] for ids in forbidden for at in range(len(said)))
+
+
+def test_the_maximum_number_of_bad_words_is_that_of_words_and_not_of_spellings(llm: LLM) -> None:
+    """Each word has a second spelling with a space before it. The engine process receives all of them."""
+    words = [f"{first}{second}" for first in "abcdefghijklmnop" for second in "ABCDEFGHIJKLMNOP"]
+    assert len(words) == MAX_BAD_WORDS
+    assert len(answer(llm, bad_words=words).token_ids) == 40
+    resolved = llm.engine.input_processor.constraints.resolve(SamplingParams(bad_words=words), ())
+    assert len(resolved.bad_words) == 2 * MAX_BAD_WORDS
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(resolved), type=SamplingParams) == resolved
+    for too_many in ([*words, "x"], [[1]] * (2 * MAX_BAD_WORDS + 1)):
+        with pytest.raises(RequestError, match=r"bad_words must have at most (256 words|512 token sequences), got"):
+            SamplingParams(bad_words=too_many)
 
 
 def test_bad_words_may_be_token_ids(llm: LLM) -> None:
