@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -159,6 +160,11 @@ def test_the_least_recently_used_blocks_are_removed(tmp_path: Path) -> None:
 def write_now(store: DiskBlockStore, first: int, count: int) -> None:
     """Save blocks, and wait until the thread has handled them. The time without writing is over."""
     store._resume_writing = 0.0
+    save_now(store, first, count)
+
+
+def save_now(store: DiskBlockStore, first: int, count: int) -> None:
+    """Save blocks, and wait until the thread has handled them."""
     store.save(HASHES[first : first + count], range(first, first + count))
     while store._pending:
         time.sleep(0.005)
@@ -187,6 +193,37 @@ def test_a_full_disk_is_logged_once_and_writing_is_tried_again(
     assert caplog.text.count("blocks are written again") == 1
     store.close()
     assert len(files(tmp_path)) == 3
+
+
+def test_a_folder_that_was_removed_is_written_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    now = [100.0]
+    folder, caches = tmp_path / "cache", make_caches()
+    store = open_store(folder, caches, clock=lambda: now[0])
+    save_now(store, 0, 4)
+    shutil.rmtree(folder)
+    with caplog.at_level("WARNING"):
+        assert store.load(HASHES[:2], [9, 10], 0) == 0
+        assert store.num_blocks == 0, "no lost block is in the index"
+        for seconds in (0.0, disk_block_store.RETRY_SECONDS - 1):
+            now[0] = 100.0 + seconds
+            save_now(store, 0, 4)
+            assert not folder.exists(), "it is created after the time without writing"
+        assert caplog.text.count("the folder was removed") == 1
+        folder.touch()  # It cannot be created.
+        now[0] = 200.0
+        save_now(store, 0, 4)
+        folder.unlink()
+        now[0] = 300.0
+        save_now(store, 0, 4)
+        assert caplog.text.count("blocks are written again") == 1
+    assert store.load(HASHES[:4], [9, 10, 11, 12], 0) == 4
+    check(caches, [9, 10, 11, 12], [contents(caches, block_id) for block_id in range(4)])
+    second = open_store(folder, make_caches(1))
+    save_now(second, 4, 1)
+    assert len(files(folder)) == 4, "the new folder is locked"
+    for each in (store, second):
+        each.close()
+    assert len(caplog.records) == 4, caplog.text
 
 
 FULL_SCRIPT = """

@@ -60,7 +60,8 @@ class DiskBlockStore:
     kind of kernels (`fingerprint`). Blocks are written on a thread. Beyond `max_bytes` the least recently used files
     are removed.
 
-    Only one process writes to a folder. Another one only reads, until the first one has ended.
+    Only one process writes to a folder. Another one only reads, until the first one has ended. A folder that was
+    removed is created again after RETRY_SECONDS, and the lost files are forgotten.
 
     Args:
         folder: the folder of all models; that of the fingerprint is created in it.
@@ -69,6 +70,7 @@ class DiskBlockStore:
         num_block_tokens: the number of tokens of a block.
         compute_seconds: None if the speed of the model is unknown; then blocks are always loaded.
         what: what the files contain, for the log.
+        clock: returns seconds, for the time without writing.
 
     Raises:
         ConfigError: the folder cannot be used, and waiting would not help.
@@ -83,7 +85,9 @@ class DiskBlockStore:
         max_bytes: int,
         compute_seconds: ComputeSeconds | None = None,
         what: str = "blocks",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._tensors = [tensor for cache in caches for tensor in cache_tensors(cache)]
         self._num_block_tokens = num_block_tokens
         self._max_bytes = max_bytes
@@ -116,7 +120,7 @@ class DiskBlockStore:
     # -- BlockStore ----------------------------------------------------------------------------------------------
 
     def save(self, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
-        if time.monotonic() < self._resume_writing:
+        if self._clock() < self._resume_writing:
             return
         room = max(1, MAX_PENDING_BYTES // self._block_bytes) - len(self._pending)
         with self._guard:
@@ -178,6 +182,8 @@ class DiskBlockStore:
         except OSError as error:
             if error.errno not in (errno.EFBIG, errno.EINVAL):  # A failure to read a file says nothing about it.
                 self._forget(block_hash)
+                if not self.folder.exists():
+                    self._forget_all()  # Otherwise no block that is in the index would be written again.
                 return None
             content = b""
         payload = memoryview(content)[HEADER_BYTES:]
@@ -207,6 +213,10 @@ class DiskBlockStore:
         with self._guard:
             self._files.pop(block_hash, None)
 
+    def _forget_all(self) -> None:
+        with self._guard:
+            self._files.clear()
+
     # -- writing -------------------------------------------------------------------------------------------------
 
     def _write_all(self) -> None:
@@ -220,8 +230,9 @@ class DiskBlockStore:
                 self._pending.pop(block_hash, None)
 
     def _write(self, block_hash: bytes, payload: Any) -> None:
-        if time.monotonic() < self._resume_writing:
+        if self._clock() < self._resume_writing:
             return
+        self._check_lock()
         if self._lock_file is None:
             self._lock()
             self._find_files()
@@ -246,7 +257,7 @@ class DiskBlockStore:
 
     def _pause_writing(self, error: OSError) -> None:
         """Write nothing for RETRY_SECONDS. Each problem is logged once."""
-        self._resume_writing = time.monotonic() + RETRY_SECONDS
+        self._resume_writing = self._clock() + RETRY_SECONDS
         problem = error.strerror or str(error)
         if problem != self._problem:
             logger.warning(
@@ -300,6 +311,18 @@ class DiskBlockStore:
             lock_file.close()
             raise BlockingIOError(errno.EAGAIN, "another process writes to this folder") from None
         self._lock_file = lock_file
+
+    def _check_lock(self) -> None:
+        """Release the lock, and raise OSError, if its file is no longer in the folder, which was removed."""
+        if self._lock_file is None:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(self.folder / "lock"), os.fstat(self._lock_file.fileno())):
+                return
+        self._lock_file.close()
+        self._lock_file = None
+        self._forget_all()
+        raise FileNotFoundError(errno.ENOENT, "the folder was removed")
 
     def _find_files(self) -> None:
         """Index the files, the least recently used first, and remove unfinished ones."""
