@@ -189,9 +189,11 @@ def test_beams_share_full_blocks_and_copy_the_last_one() -> None:
 
 def test_a_search_that_cannot_run_alone_is_rejected() -> None:
     core, _, _, _ = make_engine(num_blocks=8, block_size=4, max_num_seqs=4)
-    with pytest.raises(RequestError, match=r"n=5 beams need as many seats, and max_num_seqs=4"):
+    with pytest.raises(RequestError, match=r"^n=5 beams need as many seats, and max_num_seqs=4"):
         core.add(beams("a", [1], 5, 4)[0])
-    with pytest.raises(RequestError, match=r"n=3 beams of up to 13 tokens need 9 blocks of 4 .* pool has 8"):
+    with pytest.raises(
+        RequestError, match=r"^the request can never fit: n=3 beams of up to 13 tokens need 9 blocks of 4 .* pool has 8"
+    ):
         core.add(beams("b", [1] * 3, 3, 10)[0])
     assert not core.scheduler.has_unfinished
 

@@ -201,13 +201,13 @@ class BeamScheduler(Scheduler):
         width, num_blocks = request.sampling_params.n, self._kv.num_blocks
         if width > self._config.max_num_seqs:
             raise RequestError(
-                f"request {request.request_id}: n={width} beams need as many seats, and max_num_seqs="
+                f"n={width} beams need as many seats, and max_num_seqs="
                 f"{self._config.max_num_seqs}: lower n, or raise --max-num-seqs",
                 "n",
             )
         if (needed := width * self._kv.worst_case_blocks(request)) > num_blocks:
             raise RequestError(
-                f"request {request.request_id} can never fit: n={width} beams of up to {request.max_total_tokens} "
+                f"the request can never fit: n={width} beams of up to {request.max_total_tokens} "
                 f"tokens need {needed} blocks of {self._kv.block_size} while they share none, and the whole pool has "
                 f"{num_blocks}. Lower n or max_tokens, shorten the prompt, or raise --kv-cache-memory-bytes.",
                 "max_tokens",

@@ -43,7 +43,7 @@ def forced_output_len(request: Request, policy: str, alternative: str) -> int:
     """
     if request.output_len is None:
         raise RequestError(
-            f"request {request.request_id}: {policy}, which is known only if it is forced: set ignore_eos and "
+            f"{policy}, which is known only if it is forced: set ignore_eos and "
             f"max_tokens, without stop strings or stop_token_ids. Choose {alternative} to serve other requests.",
             "ignore_eos",
         )

@@ -120,7 +120,7 @@ class Scheduler:
         # A request that generates no tokens has one output token, which is never computed.
         if request.max_total_tokens - self._config.is_pooling > self._config.max_model_len:
             raise RequestError(
-                f"request {request.request_id}: {request.num_prompt_tokens} prompt tokens and up to "
+                f"{request.num_prompt_tokens} prompt tokens and up to "
                 f"{request.max_total_tokens - request.num_prompt_tokens} output tokens exceed "
                 f"max_model_len={self._config.max_model_len}",
                 "max_tokens",

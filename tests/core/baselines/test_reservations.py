@@ -30,7 +30,7 @@ def test_pow2_is_capped_at_the_models_length() -> None:
 @pytest.mark.parametrize("kv", ["pow2", "oracle"])
 def test_pow2_and_oracle_need_a_forced_length(kv: str) -> None:
     core, _, _, _ = make_engine(kv=kv)
-    with pytest.raises(RequestError, match="which is known only if it is forced"):
+    with pytest.raises(RequestError, match=r"^kv=pow2 and kv=oracle .* which is known only if it is forced"):
         core.add(make_request("a", [1, 2, 3]))
 
 

@@ -91,7 +91,7 @@ class ReservationKVCacheManager(KVCacheManager):
         needed = self._num_reserved_blocks(request)
         if needed > self._arena.largest_piece:
             raise RequestError(
-                f"request {request.request_id} can never fit: it would reserve "
+                f"the request can never fit: it would reserve "
                 f"{self._reservation(request, self._max_model_len)} slots = {needed} consecutive blocks of "
                 f"{self.block_size}, and the largest piece of the arena of {self.num_blocks} blocks has "
                 f"{self._arena.largest_piece}. Lower max_tokens, shorten the prompt, give the engine more "

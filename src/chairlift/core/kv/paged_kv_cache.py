@@ -71,7 +71,7 @@ class PagedKVCacheManager(KVCacheManager):
         if needed > self.num_blocks:
             groups = f" in {len(self.windows)} groups of layers" if len(self.windows) > 1 else ""
             raise RequestError(
-                f"request {request.request_id} can never fit: {request.num_prompt_tokens} prompt tokens and up to "
+                f"the request can never fit: {request.num_prompt_tokens} prompt tokens and up to "
                 f"{request.max_total_tokens - request.num_prompt_tokens} output tokens write "
                 f"{request.max_total_tokens - 1} slots = {needed} blocks of {self.block_size}{groups}, and the whole "
                 f"pool has {self.num_blocks}. Lower max_tokens, shorten the prompt, or raise --kv-cache-memory-bytes.",
