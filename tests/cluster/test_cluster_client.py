@@ -444,6 +444,51 @@ def test_a_replica_whose_engine_restarts_is_chosen_only_if_there_is_no_other() -
     assert {view.route(str(number), prompt) for number in range(20)} == {"0"}
 
 
+def test_requests_go_to_a_replica_that_does_not_answer_only_if_no_other_one_answers(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chairlift.cluster.cluster_client.HEARTBEAT_SECONDS", 0.01)
+
+    async def main() -> None:
+        llm, transport = make_cluster(make_engine(), make_engine())
+        await ready(llm, transport)
+        record, silent = transport.record_heartbeat, {name: asyncio.Event() for name in transport.replicas}
+        failing: set[str] = set()
+
+        async def record_unless_silent(replica_id: str, ingress_id: str, num_handled: int) -> None:
+            if replica_id in failing:
+                raise ReplicaLostError("no answer")
+            while silent[replica_id].is_set():
+                await asyncio.sleep(0.001)
+            await record(replica_id, ingress_id, num_handled)
+
+        def is_answering(name: str) -> bool:
+            return transport.view._subscribed[name].is_answering
+
+        async def runs_on(number: int) -> list[str]:
+            before = dict(transport.num_runs)
+            calls = [llm.start(None, [number, index], forced(2)) for index in range(8)]
+            await asyncio.gather(*(call.collect() for call in calls))
+            return sorted(name for name, count in transport.num_runs.items() if count > before[name])
+
+        transport.record_heartbeat = record_unless_silent  # type: ignore[method-assign]
+        silent["replica-0"].set()
+        await until(lambda: not is_answering("replica-0"))
+        assert await runs_on(1) == ["replica-1"]
+        failing.add("replica-1")
+        await until(lambda: not is_answering("replica-1"))
+        assert await runs_on(2) == ["replica-0", "replica-1"], "none answers"
+        silent["replica-0"].clear()
+        await until(lambda: is_answering("replica-0"))
+        assert await runs_on(3) == ["replica-0"]
+        failing.clear()
+        await until(lambda: is_answering("replica-1"))
+        assert await runs_on(4) == ["replica-0", "replica-1"]
+        await llm.aclose()
+
+    run(main)
+
+
 def test_requests_that_an_engine_loses_run_elsewhere_if_they_have_no_output(make_engine: Make) -> None:
     """The engine of a replica dies and is restarted, while the replica lives."""
 

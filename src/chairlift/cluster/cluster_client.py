@@ -105,6 +105,7 @@ class RemoteReplica:
     last_message: float = 0.0
     num_handled: int = 0
     reader: asyncio.Task[None] = field(init=False)
+    heartbeat: asyncio.Task[None] | None = None
     loss: str = "the connection to the replica was lost"
     on_totals: Callable[[MetricTotals], None] = lambda totals: None
 
@@ -212,6 +213,7 @@ class ClusterClient(EngineClient):
             replica_id = self._view.replica_of(group.request_id)
             if replica_id is not None and (replica := self.replicas.get(replica_id)) is not None:
                 replica.loss = str(error)
+                self._set_answering(replica, False)
                 self._start_task(self._end_later(replica))  # which decides about all requests of the replica
             else:
                 self._handle_loss([group], LOST_REPLICA, str(error))
@@ -430,13 +432,29 @@ class ClusterClient(EngineClient):
             await asyncio.sleep(HEARTBEAT_SECONDS)
             for replica in list(self.replicas.values()):
                 if self._view.is_running(replica.replica_id):
-                    heartbeat = self._transport.record_heartbeat(
-                        replica.replica_id, self.ingress_id, replica.num_handled
-                    )
-                    self._start_task(heartbeat)
+                    if replica.heartbeat is None or replica.heartbeat.done():
+                        replica.heartbeat = self._start_task(self._send_heartbeat(replica))
+                    else:
+                        self._set_answering(replica, False)
                 elif self.now() - replica.last_message > MAX_SILENCE_SECONDS:
                     replica.loss = f"it has sent nothing for {MAX_SILENCE_SECONDS:g} s"
                     replica.reader.cancel()
+
+    async def _send_heartbeat(self, replica: RemoteReplica) -> None:
+        try:
+            await self._transport.record_heartbeat(replica.replica_id, self.ingress_id, replica.num_handled)
+        except ReplicaLostError:
+            self._set_answering(replica, False)
+            raise
+        self._set_answering(replica, True)
+
+    def _set_answering(self, replica: RemoteReplica, is_answering: bool) -> None:
+        """Let requests go to other replicas while one does not answer."""
+        if self._view.set_answering(replica.replica_id, is_answering):
+            change = (
+                "answers again" if is_answering else "does not answer and receives requests only if no other one does"
+            )
+            logger.warning("replica %s %s", replica.replica_id, change)
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 

@@ -33,8 +33,8 @@ class ClusterView:
     """The states of the replicas. Any thread may call it: Ray Serve may route requests in a thread of its own.
 
     A replica can be chosen if Ray Serve routes requests to it ("running") and this ingress receives its messages
-    ("subscribed"). A replica that drains is subscribed and not running. A replica whose engine is being restarted is
-    chosen only if there is no other one.
+    ("subscribed"). A replica that drains is subscribed and not running. A replica that does not answer, or whose engine
+    is being restarted, is chosen only if there is no other one.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -94,6 +94,15 @@ class ClusterView:
                 state.others = message.others
                 state.is_engine_running = message.engine.state == "running"
 
+    def set_answering(self, replica_id: str, is_answering: bool) -> bool:
+        """Record whether a replica answers calls; returns whether this has changed."""
+        with self._lock:
+            state = self._subscribed.get(replica_id)
+            if state is None or state.is_answering == is_answering:
+                return False
+            state.is_answering = is_answering
+            return True
+
     def route(self, request_id: str, prompt: RoutedPrompt) -> str | None:
         """Choose the replica of a request, and count the request as sent to it; None if there is none now. Another
         call for the same request replaces the choice. A request that is not added is not counted: it was aborted while
@@ -101,6 +110,7 @@ class ClusterView:
         with self._lock:
             self._remove(request_id)
             candidates = {name: state for name, state in self._subscribed.items() if name in self._running}
+            candidates = {name: state for name, state in candidates.items() if state.is_answering} or candidates
             candidates = {name: state for name, state in candidates.items() if state.is_engine_running} or candidates
             if not candidates:
                 return None

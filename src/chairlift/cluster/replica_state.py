@@ -81,12 +81,14 @@ class ReplicaState:
         block_size, num_blocks: the KV pool of the replica.
         others: the load of the requests that other routers have sent; its `free_blocks` are those of the replica.
         is_engine_running: the engine of the replica is not being restarted.
+        is_answering: the last call of this router to the replica was answered in time.
     """
 
     block_size: int
     num_blocks: int
     others: ReplicaLoad = field(init=False)
     is_engine_running: bool = True
+    is_answering: bool = True
     _cached: set[int] = field(default_factory=set)
     _expected: Counter[int] = field(default_factory=Counter)
     _known: set[int] = field(default_factory=set)  # the union of both
