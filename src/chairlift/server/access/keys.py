@@ -59,8 +59,9 @@ class Key:
         is_admin: whether it may read the state of the engine and the requests of all keys.
         models: the names of the models that it may use; None for all.
         requests_per_minute: maximum number of calls per minute; None, here and below, means no limit.
-        tokens_per_minute: maximum number of prompt and output tokens of all sequences per minute. The length of an output is not known
-            in advance, so a call may exceed the limit; the next calls are rejected until the excess is paid back.
+        tokens_per_minute: maximum number of prompt and output tokens of all sequences per minute. The length of an
+            output is not known in advance, so a call may exceed the limit; the next calls are rejected until the excess
+            is paid back.
         max_concurrent: maximum number of sequences in progress at the same time, one for each answer to each prompt.
         weight: the share of the key under the fair policy, relative to other keys.
         slo: the SLO of its requests that have none.
