@@ -193,7 +193,8 @@ class SamplingFields(EngineFields, SamplingCompatibilityFields):
         names = {field.name for field in fields(SamplingParams)} & SamplingFields.model_fields.keys()
         given = {name: value for name in names if (value := getattr(self, name)) is not None}  # null is the default.
         slo = None if self.slo is None else SLO(self.slo.ttft_ms, self.slo.tpot_ms)
-        params = defaults.params(**{**given, "slo": slo, "structured_outputs": self.constraint(), **overrides})
+        given |= {"slo": slo, "structured_outputs": self.constraint(), "is_streamed": bool(self.stream)}
+        params = defaults.params(**given | overrides)
         limit = defaults.max_new_tokens
         is_limited = limit is not None and params.max_tokens is not None and params.max_tokens > limit
         return replace(params, max_tokens=limit) if is_limited else params
