@@ -48,7 +48,7 @@ class Reasoning:
 
 
 @check_when_constructed
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class StructuredOutputs:
     """A constraint on the text of an answer, with vLLM's field names. Equal constraints have equal hashes.
 

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import re
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -16,14 +18,17 @@ import numpy as np
 import pytest
 
 from byte_tokenizer import SPECIAL, write_byte_tokenizer
-from chairlift.errors import RequestError
+from chairlift.errors import OverloadedError, RequestError
+from chairlift.grammar import checker as grammar_checker
 from chairlift.grammar import compiler as grammar_compiler
 from chairlift.grammar.checker import GrammarChecker
 from chairlift.grammar.compiler import (
     LIMITS,
     MAX_CACHED,
     MAX_MASK_SECONDS,
+    QUICK_SECONDS,
     Bits,
+    CompiledGrammar,
     GrammarCompiler,
     GrammarMatcher,
     num_words,
@@ -221,14 +226,25 @@ def test_slow_grammar_is_rejected_and_the_next_one_compiles(tokenizer: Tokenizer
     assert compiler.compile(StructuredOutputs(json={"allOf": patterns[:2]}))
 
 
+def test_the_time_of_other_programs_does_not_make_a_grammar_slow() -> None:
+    """The limit is processor time: a process that is suspended uses none of it."""
+    checker = GrammarChecker(LIMITS)
+    checker.start_if_needed()
+    checker.send_signal(signal.SIGSTOP)
+    waking = threading.Timer(1.0, checker.send_signal, [signal.SIGCONT])
+    waking.start()
+    assert checker.seconds_to_compile(json_rule({}), 0.5) < 0.5
+    checker.close()
+
+
 def test_checker_restarts_its_process() -> None:
     checker = GrammarChecker(LIMITS)
-    assert checker.can_compile(json_rule({}), AMPLE_SECONDS)
+    assert checker.seconds_to_compile(json_rule({}), AMPLE_SECONDS) < AMPLE_SECONDS
     process = checker._process
     assert process is not None
     process.kill()
     process.wait()
-    assert checker.can_compile("no grammar", AMPLE_SECONDS)
+    assert checker.seconds_to_compile("no grammar", AMPLE_SECONDS) < AMPLE_SECONDS
     assert checker._process is not process
     checker.close()
     assert checker._process is None
@@ -278,7 +294,7 @@ def test_grammar_is_compiled_once_for_all_threads(tokenizer: Tokenizer) -> None:
     assert compiler.compile(StructuredOutputs(json=dict(PERSON))) is grammars[0]
     for index in range(MAX_CACHED):
         compiler.compile(StructuredOutputs(choice=[str(index)]))
-    assert compiler.compile(constraint) is not grammars[0]
+    assert compiler.compile(StructuredOutputs(json=PERSON)) is not grammars[0]
 
 
 def test_submit_does_not_block_while_a_grammar_is_compiled(tokenizer: Tokenizer) -> None:
@@ -320,38 +336,215 @@ def test_disallowed_token_is_an_error_and_allows_only_eos(compiler: GrammarCompi
     assert allowed(matcher) == [EOS]
 
 
-def test_a_compilation_ends_when_no_call_waits_for_it_any_more(
+class HeldChecks:
+    """Checks of grammars: one with "slow" in its text takes longer than QUICK_SECONDS, and waits for its release."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.release = threading.Event()
+        self.started: list[str] = []
+        self.max_running: Counter[str] = Counter()
+        self._running: Counter[str] = Counter()
+        checks = self
+
+        def seconds_to_compile(checker: GrammarChecker, text: str, limit: float) -> float:
+            return checks._check(text, limit)
+
+        monkeypatch.setattr(GrammarChecker, "start_if_needed", lambda _checker: None)
+        monkeypatch.setattr(GrammarChecker, "seconds_to_compile", seconds_to_compile)
+
+    def _check(self, text: str, limit: float) -> float:
+        (name,) = re.findall("(?:slow|simple)_[a-z]_[0-9]+", text)
+        is_slow, tenant = name.startswith("slow"), name.split("_")[1]
+        if is_slow and limit <= QUICK_SECONDS:
+            return math.inf
+        self._running[tenant] += 1
+        self.max_running[tenant] = max(self.max_running[tenant], self._running[tenant])
+        self.started.append(name)
+        if is_slow:
+            assert self.release.wait(AMPLE_SECONDS)
+        self._running[tenant] -= 1
+        return 1.0 if is_slow else 0.001
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldChecks]:
+    checks = HeldChecks(monkeypatch)
+    yield checks
+    checks.release.set()
+
+
+def named(name: str) -> StructuredOutputs:
+    return StructuredOutputs(choice=[name])
+
+
+def start(compiler: GrammarCompiler, name: str) -> asyncio.Future[CompiledGrammar]:
+    """Compile a constraint `slow_TENANT_NUMBER` or `simple_TENANT_NUMBER` for this tenant."""
+    return asyncio.ensure_future(compiler.compile_in_background(named(name), name.split("_")[1]))
+
+
+def test_simple_grammars_do_not_wait_for_slow_ones(tokenizer: Tokenizer, held: HeldChecks) -> None:
+    """Neither those of another tenant, nor those of the same one, as without keys."""
+
+    async def scenario() -> None:
+        compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
+        slow = [start(compiler, f"slow_a_{index}") for index in range(10)]
+        await until(lambda: len(held.started) == 1)
+        for tenant in "ab":
+            await asyncio.gather(*(start(compiler, f"simple_{tenant}_{index}") for index in range(10)))
+        assert not any(call.done() for call in slow)
+        assert len(held.started) == 21
+        held.release.set()
+        await asyncio.gather(*slow)
+        assert held.max_running["b"] == 1
+        assert len(held.started) == 30
+
+    asyncio.run(scenario())
+
+
+def test_slow_grammars_of_tenants_take_turns(tokenizer: Tokenizer, held: HeldChecks) -> None:
+    async def scenario() -> None:
+        compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
+        calls = [start(compiler, f"slow_a_{index}") for index in range(4)]
+        await until(lambda: len(held.started) == 1 and len(compiler._slow_thread._waiting.get("a", ())) == 3)
+        calls.append(start(compiler, "slow_b_0"))
+        await until(lambda: len(compiler._slow_thread._waiting) == 2)
+        held.release.set()
+        await asyncio.gather(*calls)
+        assert "slow_b_0" in held.started[:3]
+        assert held.max_running == Counter("ab")
+
+    asyncio.run(scenario())
+
+
+def test_a_constraint_of_several_tenants_is_compiled_once_in_the_first_of_their_turns(
+    tokenizer: Tokenizer, held: HeldChecks
+) -> None:
+    async def scenario() -> None:
+        compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
+        slow = [start(compiler, f"slow_a_{index}") for index in range(3)]
+        await until(lambda: len(held.started) == 1 and len(compiler._slow_thread._waiting.get("a", ())) == 2)
+        shared = [
+            asyncio.ensure_future(compiler.compile_in_background(named("slow_c_0"), tenant))
+            for tenant in ("a", "b", "b")
+        ]
+        await until(lambda: set(compiler._slow_thread._waiting) == {"a", "b"})
+        held.release.set()
+        grammars = await asyncio.gather(*shared)
+        assert grammars[0] is grammars[1] is grammars[2]
+        await asyncio.gather(*slow)
+        assert held.started.count("slow_c_0") == 1
+        assert held.started.index("slow_c_0") <= 2
+        assert not +compiler._num_waiting
+
+    asyncio.run(scenario())
+
+
+def test_too_many_waiting_grammars_are_an_overload(
+    tokenizer: Tokenizer, held: HeldChecks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_compiler, "MAX_WAITING_PER_TENANT", 3)
+    monkeypatch.setattr(grammar_compiler, "MAX_WAITING", 5)
+
+    async def scenario() -> None:
+        compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
+        calls = [start(compiler, f"slow_{name}") for name in ("a_0", "a_1", "a_2", "a_0", "b_0", "b_1")]
+        await asyncio.sleep(0)
+        for name, counts in (
+            ("slow_a_3", "3 constraints of this API key, and 5 in all"),
+            ("slow_b_2", "2 constraints"),
+        ):
+            with pytest.raises(OverloadedError, match=rf"{counts}.*limits are 3 and 5") as caught:
+                await start(compiler, name)
+            assert (caught.value.code, caught.value.retry_after) == ("grammar_queue_full", 5.0)
+        await start(compiler, "simple_c_0")  # A tenant that does not wait yet is accepted.
+        calls.pop(1).cancel()
+        await until(lambda: compiler._num_waiting["a"] == 2)
+        calls.append(start(compiler, "slow_a_3"))
+        held.release.set()
+        await asyncio.gather(*calls)
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_leaves_gives_up_its_place(tokenizer: Tokenizer, held: HeldChecks) -> None:
+    async def scenario() -> None:
+        compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
+        first = start(compiler, "slow_a_0")
+        await until(lambda: held.started == ["slow_a_0"])
+        leaving, staying = start(compiler, "slow_a_1"), start(compiler, "slow_a_2")
+        await until(lambda: len(compiler._slow_thread._waiting.get("a", ())) == 2)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        assert named("slow_a_1") not in compiler._compilations
+        held.release.set()
+        await asyncio.gather(first, staying)
+        assert held.started == ["slow_a_0", "slow_a_2"]
+        await start(compiler, "slow_a_1")  # It can be compiled again.
+
+    asyncio.run(scenario())
+
+
+def test_waiting_too_long_is_an_overload_and_not_an_error_of_the_constraint(
+    tokenizer: Tokenizer, held: HeldChecks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
+    monkeypatch.setattr(grammar_compiler, "QUEUE_SECONDS", 0.01)
+    with pytest.raises(OverloadedError, match=r"not compiled within 0\.01 s.*Try again later") as caught:
+        asyncio.run(compiler.compile_in_background(named("slow_a_0")))
+    assert caught.value.code == "grammar_queue_timeout"
+    with pytest.raises(OverloadedError):
+        compiler.compile(named("slow_a_0"))
+    monkeypatch.setattr(grammar_compiler, "QUEUE_SECONDS", AMPLE_SECONDS)
+    held.release.set()
+    assert compiler.compile(named("slow_a_0"))
+
+
+def test_the_grammar_of_a_constraint_in_use_is_kept(tokenizer: Tokenizer) -> None:
+    """The engine looks it up between two steps, and must not compile it then."""
+    compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS], AMPLE_SECONDS)
+    constraint = StructuredOutputs(json=PERSON)
+    grammar = compiler.compile(constraint)
+    for index in range(MAX_CACHED + 1):
+        compiler.compile(StructuredOutputs(choice=[str(index)]))
+    assert compiler.compile(constraint) is grammar
+    assert len(compiler._in_use) <= MAX_CACHED + 2
+
+
+def test_a_check_that_is_killed_ends_when_no_call_waits_for_it_any_more(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    can_compile = GrammarChecker.can_compile
+    check = GrammarChecker.seconds_to_compile
 
-    def never_ends(checker: GrammarChecker, text: str, seconds: float) -> bool:
+    def never_ends(checker: GrammarChecker, text: str, limit: float) -> float:
         """Suspend the process before it receives an endless grammar, so that only a kill ends the check."""
         if "endless" in text:
             checker.start_if_needed()
             checker.send_signal(signal.SIGSTOP)
             suspended.append(text)
-        return can_compile(checker, text, seconds)
+        return check(checker, text, limit)
 
     async def scenario() -> None:
         compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS], compile_seconds=600.0)
         endless = [StructuredOutputs(choice=[f"endless {name}"]) for name in "ab"]  # One for each thread.
-        calls = [asyncio.ensure_future(compiler.compile_in_background(endless[index])) for index in (0, 1, 0)]
+        calls = [
+            asyncio.ensure_future(compiler.compile_in_background(endless[index], str(index))) for index in (0, 1, 0)
+        ]
         await asyncio.sleep(0)
         works = [compiler._compilations[constraint] for constraint in endless]
         assert [work.num_waiting for work in works] == [2, 1]
         await until(lambda: len(suspended) == 2)
         calls[0].cancel()
         calls[1].cancel()
-        await until(works[1].outcome.done)
-        assert not works[0].outcome.done()
+        await until(lambda: works[1].is_abandoned and works[1].checker is None)
+        assert not works[0].is_abandoned
         assert compiler.compile(StructuredOutputs(choice=["yes"]))
         calls[2].cancel()
-        await until(works[0].outcome.done)
+        await until(lambda: works[0].is_abandoned and works[0].checker is None)
         assert endless[0] not in compiler._compilations
 
     suspended: list[str] = []
-    monkeypatch.setattr(GrammarChecker, "can_compile", never_ends)
+    monkeypatch.setattr(grammar_checker, "MAX_WALL_SECONDS", 600.0)
+    monkeypatch.setattr(GrammarChecker, "seconds_to_compile", never_ends)
     asyncio.run(scenario())
 
 
@@ -377,10 +570,10 @@ def test_the_tools_of_a_call_that_has_ended_are_not_compiled(
     """The schemas of tools are compiled one by one if they cannot be compiled together."""
     compiled: list[str] = []
 
-    def fails(checker: GrammarChecker, text: str, seconds: float) -> bool:
+    def fails(checker: GrammarChecker, text: str, limit: float) -> float:
         compiled.append(text)
         held.wait(AMPLE_SECONDS)
-        return False
+        return math.inf
 
     async def scenario() -> None:
         compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
@@ -388,14 +581,13 @@ def test_the_tools_of_a_call_that_has_ended_are_not_compiled(
         constraint = StructuredOutputs(calls="\n".join(["start: f0", *rules]))
         call = asyncio.ensure_future(compiler.compile_in_background(constraint))
         await until(lambda: bool(compiled))
-        (work,) = compiler._compilations.values()
         call.cancel()
         await asyncio.wait([call])
         held.set()
-        await until(work.outcome.done)
+        await until(lambda: not compiler._threads._num_running[""])
 
     held = threading.Event()
-    monkeypatch.setattr(GrammarChecker, "can_compile", fails)
+    monkeypatch.setattr(GrammarChecker, "seconds_to_compile", fails)
     asyncio.run(scenario())
     assert len(compiled) == 1
 

@@ -36,7 +36,7 @@ class GrammarGate:
         constraint = requests[0].sampling_params.structured_outputs
         if constraint is None or self._grammars is None:
             return False
-        grammar = self._grammars.submit(constraint)
+        grammar = self._grammars.submit(constraint, requests[0].tenant)
         if grammar.done():
             return False
         self._held.append((requests, grammar))
@@ -46,9 +46,14 @@ class GrammarGate:
         """Release the requests whose grammar is compiled or has failed, in order of arrival."""
         if not self._held:
             return []
-        done = [(requests, grammar) for requests, grammar in self._held if grammar.done()]
-        self._held = [held for held in self._held if held not in done]
-        return [request for requests, _grammar in done for request in requests]
+        held, self._held = self._held, []
+        released: list[EngineRequest] = []
+        for requests, grammar in held:
+            if grammar.done():
+                released += requests
+            else:
+                self._held.append((requests, grammar))
+        return released
 
     def check(self, request: EngineRequest) -> None:
         """Raise the RequestError with which the compilation of the request's grammar has ended, if it has."""

@@ -33,16 +33,17 @@ class OutputConstraints:
 
         Raises:
             RequestError: the grammar is invalid, is not supported, or exceeds a limit.
+            OverloadedError: too many grammars are compiled at the moment.
         """
         if params.structured_outputs is None:
             return ()
         return self._compiler().compile(params.structured_outputs).ignored
 
-    async def compile_in_background(self, params: SamplingParams) -> tuple[str, ...]:
-        """Compile as `compile` does, on an event loop. Cancelling this call ends the work."""
+    async def compile_in_background(self, params: SamplingParams, tenant: str = "") -> tuple[str, ...]:
+        """Compile as `compile` does, on an event loop, in a turn of the tenant. Cancelling this call ends the work."""
         if params.structured_outputs is None:
             return ()
-        return (await self._compiler().compile_in_background(params.structured_outputs)).ignored
+        return (await self._compiler().compile_in_background(params.structured_outputs, tenant)).ignored
 
     def _compiler(self) -> GrammarCompiler:
         if self._grammars is None:

@@ -8,8 +8,11 @@ therefore compiles every new grammar first. This module is also the program of t
 from __future__ import annotations
 
 import json
+import math
+import signal
 import subprocess
 import sys
+import time
 from typing import BinaryIO, Final
 
 from chairlift.system.child_process import (
@@ -23,6 +26,7 @@ from chairlift.system.child_process import (
 )
 
 MEMORY_BYTES: Final = 1 << 30
+MAX_WALL_SECONDS: Final = 60.0
 
 
 class GrammarChecker(ChildProcess):
@@ -43,30 +47,40 @@ class GrammarChecker(ChildProcess):
         if not self.is_running:
             self.start(START_SECONDS)
 
-    def can_compile(self, grammar: str, seconds: float) -> bool:
-        """Whether compiling the grammar ends, with or without an error, within `seconds` and the limit of memory.
+    def seconds_to_compile(self, grammar: str, limit: float) -> float:
+        """The processor seconds that compiling the grammar takes, with or without an error; infinite if they are more
+        than `limit`, or the memory is more than MEMORY_BYTES. The time of other programs does not count.
 
         If it does not end, the process is killed, and the next call starts another one.
+
+        Raises:
+            TimeoutError: the process had too little of the processor to end within MAX_WALL_SECONDS.
         """
         try:
             self.start_if_needed()  # No grammar's time includes the start.
-            self.exchange(grammar.encode(), seconds=seconds)
-        except (EOFError, TimeoutError):
+            return float(self.exchange(repr(limit).encode(), grammar.encode(), seconds=MAX_WALL_SECONDS))
+        except EOFError:
             self.close()
-            return False
-        return True
+            return math.inf
+        except TimeoutError:
+            self.close()
+            raise
 
 
 def main(requests: BinaryIO, replies: BinaryIO, limits: dict[str, int]) -> None:
-    """Compile grammars until the input ends. An empty frame reports the start, and another one each end."""
+    """Compile grammars until the input ends, each after its limit in processor seconds, after which the system ends the
+    process. An empty frame reports the start, and the processor seconds of a grammar report its end."""
     from llguidance import LLMatcher, LLParserLimits
 
     limit_memory(MEMORY_BYTES)
     parser_limits = LLParserLimits(**limits, verbose_errors=False)  # type: ignore[arg-type]
     write_frame(replies, b"")
-    while (text := read_frame(requests)) is not None:
+    while (limit := read_frame(requests)) and (text := read_frame(requests)):
+        started = time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, float(limit))  # Its signal ends the process also within the library.
         LLMatcher.validate_grammar(text.decode(), limits=parser_limits)
-        write_frame(replies, b"")
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        write_frame(replies, repr(time.process_time() - started).encode())
 
 
 if __name__ == "__main__":

@@ -7,19 +7,22 @@ import contextlib
 import math
 import threading
 import time
-from collections import OrderedDict
+import weakref
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias, TypeVar
 
-from chairlift.errors import RequestError
+from chairlift.errors import OverloadedError, RequestError
 from chairlift.grammar.checker import MEMORY_BYTES, GrammarChecker
 from chairlift.grammar.grammar_text import complete_grammar, reject, relax_calls
 from chairlift.grammar.vocabulary import GrammarVocabulary
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.structured_outputs import StructuredOutputs
+from chairlift.system.tenant_threads import TenantThreads
 
 # Both are imported with the first grammar, so that a server without structured outputs starts faster.
 if TYPE_CHECKING:
@@ -32,8 +35,14 @@ Bits: TypeAlias = "npt.NDArray[np.uint32]"
 """A mask with one bit for each token of the vocabulary, the lowest bit of a word first; 1 allows the token."""
 
 COMPILE_SECONDS: Final = 2.0
-QUEUE_SECONDS: Final = 10.0
-COMPILE_THREADS: Final = 2
+QUICK_SECONDS: Final = 0.1
+"""The processor time after which a compilation continues on the thread of slow grammars. Most grammars take 0.01 s."""
+
+COMPILE_THREADS: Final = 2  # and one for slow grammars
+QUEUE_SECONDS: Final = 20.0
+MAX_WAITING_PER_TENANT: Final = 128
+MAX_WAITING: Final = 512
+RETRY_SECONDS: Final = 5.0
 PROBE_STEPS: Final = 32
 PROBE_STRIDE: Final = 7919
 MAX_CACHED: Final = 64
@@ -109,17 +118,29 @@ class CompiledGrammar:
         return GrammarMatcher(self._start.deep_copy())
 
 
+class _QuickLimitExceededError(Exception):
+    """A compilation takes longer than QUICK_SECONDS."""
+
+
 @dataclass(slots=True)
 class _Compilation:
-    """A compilation with the number of calls that wait for it. It is abandoned if all of them have stopped waiting.
+    """A compilation with the number of calls that wait for it. It is abandoned if all of them have stopped waiting, or
+    if the machine was too busy for it.
 
     Attributes:
+        tenants: the tenants whose calls wait for it.
+        turns: the turns of the tenants in which it waits; none if it runs or has ended.
+        is_slow: whether it takes longer than QUICK_SECONDS.
+        seconds_left: the processor seconds that its checks may still take.
         checker: the process that compiles for it now.
     """
 
-    started: Future[None] = field(default_factory=Future)
     outcome: Future[CompiledGrammar] = field(default_factory=Future)
     num_waiting: int = 0
+    tenants: set[str] = field(default_factory=set)
+    turns: dict[str, Future[None]] = field(default_factory=dict)
+    is_slow: bool = False
+    seconds_left: float = QUICK_SECONDS
     is_abandoned: bool = False
     checker: GrammarChecker | None = None
 
@@ -127,11 +148,14 @@ class _Compilation:
 class GrammarCompiler:
     """Compiles grammars for one model. Safe to use from several threads.
 
+    Grammars of different tenants are compiled in turns, one of each tenant at a time. One that takes longer than
+    QUICK_SECONDS starts again on a thread of its own, so that other grammars, also of its tenant, do not wait for it.
+
     Args:
         tokenizer: returns the model's tokenizer; called when the first grammar is compiled.
         vocab_size: the width of the model's logits, which may exceed the tokenizer's vocabulary.
         eos_token_ids: the tokens that end an answer, at least one.
-        compile_seconds: the maximum time to compile one grammar.
+        compile_seconds: the maximum processor time to compile one grammar.
         is_check_only: whether another compiler makes the matchers. This one then keeps only the outcomes. Its
             vocabulary has the special tokens only, which takes a tenth of the memory, and it computes no masks.
 
@@ -158,82 +182,146 @@ class GrammarCompiler:
         self.compile_seconds = compile_seconds
         self._lock = threading.Lock()
         self._compilations: OrderedDict[StructuredOutputs, _Compilation] = OrderedDict()
-        self._pool = ThreadPoolExecutor(COMPILE_THREADS, "grammar")
+        self._in_use: dict[int, tuple[weakref.ref[StructuredOutputs], _Compilation]] = {}  # by id of the constraint
+        self._num_waiting: Counter[str] = Counter()  # compilations by tenant
+        self._threads = TenantThreads(COMPILE_THREADS, "grammar")
+        self._slow_thread = TenantThreads(1, "slow-grammar")
         self._thread = threading.local()
         self._ll_tokenizer: LLTokenizer | None = None
         self._tokenizer_lock = threading.Lock()
 
-    def submit(self, constraint: StructuredOutputs) -> Future[CompiledGrammar]:
+    def submit(self, constraint: StructuredOutputs, tenant: str = "") -> Future[CompiledGrammar]:
         """Start to compile a constraint, unless that has been done. The future's exception is a RequestError."""
-        return self._start_compilation(constraint).outcome
+        return self._find_compilation(constraint, tenant).outcome
 
     def compile(self, constraint: StructuredOutputs) -> CompiledGrammar:
         """Compile a constraint and return its grammar.
 
         Raises:
             RequestError: the constraint is invalid, uses an unsupported feature, or exceeds a limit.
+            OverloadedError: too many constraints wait, or it was not compiled within QUEUE_SECONDS.
         """
-        with self._waiting(constraint) as compilation:
+        with self._waiting(constraint, "") as compilation:
             try:
-                compilation.started.result(QUEUE_SECONDS)
-                return compilation.outcome.result(2 * self.compile_seconds)
+                return compilation.outcome.result(QUEUE_SECONDS)
             except FutureTimeoutError:
-                self._reject_late(constraint, compilation)
+                raise _overload() from None
 
-    async def compile_in_background(self, constraint: StructuredOutputs) -> CompiledGrammar:
-        """Compile a constraint as `compile` does, on an event loop. The work ends if all calls for it are cancelled."""
-        with self._waiting(constraint) as compilation:
+    async def compile_in_background(self, constraint: StructuredOutputs, tenant: str = "") -> CompiledGrammar:
+        """Compile a constraint as `compile` does, on an event loop, in a turn of the tenant. The work ends if all calls
+        for it are cancelled."""
+        with self._waiting(constraint, tenant) as compilation:
             try:
-                await _wait(compilation.started, QUEUE_SECONDS)
-                return await _wait(compilation.outcome, 2 * self.compile_seconds)
+                return await _wait(compilation.outcome, QUEUE_SECONDS)
             except TimeoutError:
-                self._reject_late(constraint, compilation)
+                raise _overload() from None
 
     @contextlib.contextmanager
-    def _waiting(self, constraint: StructuredOutputs) -> Iterator[_Compilation]:
+    def _waiting(self, constraint: StructuredOutputs, tenant: str) -> Iterator[_Compilation]:
         """Count a call that waits for a compilation. When the last one leaves early, the compilation is abandoned."""
-        compilation = self._start_compilation(constraint, num_waiting=1)
+        compilation = self._find_compilation(constraint, tenant, is_bounded=True)
         try:
             yield compilation
         finally:
             with self._lock:
                 compilation.num_waiting -= 1
                 if not compilation.num_waiting and not compilation.outcome.done():
-                    compilation.is_abandoned = True
-                    if self._compilations.get(constraint) is compilation:
-                        del self._compilations[constraint]
+                    self._end(constraint, compilation, is_abandoned=True)
                     if compilation.checker is not None:
                         compilation.checker.kill()
 
-    def _start_compilation(self, constraint: StructuredOutputs, num_waiting: int = 0) -> _Compilation:
+    def _find_compilation(self, constraint: StructuredOutputs, tenant: str, is_bounded: bool = False) -> _Compilation:
+        """Find or start the compilation of a constraint, which is kept as long as the constraint exists. `is_bounded`:
+        the caller waits for it, and the bounds of those that wait apply. Raises OverloadedError."""
+        key = id(constraint)
         with self._lock:
-            compilation = self._compilations.get(constraint)
-            if compilation is None:
-                compilation = self._compilations[constraint] = _Compilation()
-                self._pool.submit(self._run, constraint, compilation)
-                while len(self._compilations) > MAX_CACHED:
-                    self._compilations.popitem(last=False)
+            _reference, compilation = self._in_use.get(key) or (None, self._compilations.get(constraint))
+            if compilation is None or compilation.is_abandoned:
+                compilation = _Compilation()
+            if not (compilation.outcome.done() or tenant in compilation.tenants):
+                if is_bounded:
+                    self._check_waiting(tenant)
+                compilation.tenants.add(tenant)
+                self._num_waiting[tenant] += 1
+                if compilation.turns or len(compilation.tenants) == 1:  # Otherwise it runs.
+                    self._take_turn(tenant, constraint, compilation)
+            compilation.num_waiting += is_bounded
+            self._in_use[key] = weakref.ref(constraint, partial(self._in_use.pop, key)), compilation
+            self._compilations[constraint] = compilation
             self._compilations.move_to_end(constraint)
-            compilation.num_waiting += num_waiting
+            while len(self._compilations) > MAX_CACHED:
+                self._compilations.popitem(last=False)
         return compilation
 
-    def _run(self, constraint: StructuredOutputs, compilation: _Compilation) -> None:
+    def _check_waiting(self, tenant: str) -> None:
+        """Raise OverloadedError if a tenant has too many compilations that have not ended. The first one of a tenant is
+        always accepted."""
+        num_waiting, total = self._num_waiting[tenant], self._num_waiting.total()
+        if num_waiting >= MAX_WAITING_PER_TENANT or (num_waiting and total >= MAX_WAITING):
+            raise OverloadedError(
+                f"structured_outputs: {num_waiting} constraints of this API key, and {total} in all, wait to be "
+                f"compiled; the limits are {MAX_WAITING_PER_TENANT} and {MAX_WAITING}. Try again later, or send fewer",
+                RETRY_SECONDS,
+                "grammar_queue_full",
+            )
+
+    def _take_turn(self, tenant: str, constraint: StructuredOutputs, compilation: _Compilation) -> None:
+        threads = self._slow_thread if compilation.is_slow else self._threads
+        turn = threads.submit(tenant, self._run, tenant, constraint, compilation, compilation.is_slow)
+        compilation.turns[tenant] = turn
+
+    def _give_up_turns(self, compilation: _Compilation) -> None:
+        turns, compilation.turns = compilation.turns, {}
+        for turn in turns.values():
+            turn.cancel()
+
+    def _end(self, constraint: StructuredOutputs, compilation: _Compilation, *, is_abandoned: bool) -> None:
+        """Stop counting a compilation. Later calls start an abandoned one again."""
+        self._give_up_turns(compilation)
+        self._num_waiting.subtract(compilation.tenants)
+        compilation.tenants.clear()
+        compilation.is_abandoned = is_abandoned or compilation.is_abandoned
+        if is_abandoned and self._compilations.get(constraint) is compilation:
+            del self._compilations[constraint]
+
+    def _run(self, tenant: str, constraint: StructuredOutputs, compilation: _Compilation, is_slow: bool) -> None:
+        with self._lock:
+            if tenant not in compilation.turns or compilation.is_slow != is_slow:
+                return  # It has begun in the turn of another tenant, or is abandoned.
+            self._give_up_turns(compilation)
         self._thread.compilation = compilation
+        if is_slow:
+            compilation.seconds_left = 2 * self.compile_seconds
+        outcome: CompiledGrammar | Exception
         try:
             tokenizer = self._llguidance_tokenizer()
-            if self.has_checker:
-                with contextlib.suppress(EOFError, TimeoutError):  # `can_compile` tries it again.
-                    self._checker().start_if_needed()
-            compilation.started.set_result(None)
-            compilation.outcome.set_result(self._compile_grammar(tokenizer, constraint))
+            self._start_checker()
+            outcome = self._compile_grammar(tokenizer, constraint)
+        except _QuickLimitExceededError:
+            with self._lock:  # An abandoned compilation has no tenants.
+                compilation.is_slow = True
+                for each in compilation.tenants:
+                    self._take_turn(each, constraint, compilation)
+            self._start_checker()  # In this turn, so that other tenants do not wait for it.
+            return
+        except TimeoutError:
+            outcome = _overload()
         except Exception as error:
-            compilation.outcome.set_exception(error)
+            outcome = error
         except BaseException as panic:  # A panic of the library must end neither this thread nor the caller's.
             name = f"structured_outputs.{constraint.kind}"
-            compilation.outcome.set_exception(RequestError(f"{name} cannot be compiled: {panic}", name))
-        finally:
-            if not compilation.started.done():
-                compilation.started.set_result(None)
+            outcome = RequestError(f"{name} cannot be compiled: {panic}", name)
+        with self._lock:
+            self._end(constraint, compilation, is_abandoned=isinstance(outcome, OverloadedError))
+            if isinstance(outcome, Exception):
+                compilation.outcome.set_exception(outcome)
+            else:
+                compilation.outcome.set_result(outcome)
+
+    def _start_checker(self) -> None:
+        if self.has_checker:
+            with contextlib.suppress(EOFError, TimeoutError):  # The check tries it again.
+                self._checker().start_if_needed()
 
     def _compile_grammar(self, tokenizer: LLTokenizer, constraint: StructuredOutputs) -> CompiledGrammar:
         if constraint.calls is None:
@@ -243,7 +331,7 @@ class GrammarCompiler:
         try:
             return self._compile_unrelaxed(tokenizer, constraint)
         except RequestError:
-            calls, ignored = relax_calls(constraint.calls, self._can_compile)
+            calls, ignored = relax_calls(constraint.calls, partial(self._can_compile, constraint))
             if not ignored:
                 raise
             compiled = self._compile_unrelaxed(tokenizer, replace(constraint, calls=calls))
@@ -257,7 +345,7 @@ class GrammarCompiler:
             raise
         except ValueError as error:
             reject(constraint, f"cannot be compiled: {_shortened(str(error))}")
-        if not self._is_fast(text):
+        if not self._is_fast(constraint, text):
             self._reject_slow(constraint)
         from llguidance import LLMatcher
 
@@ -274,15 +362,15 @@ class GrammarCompiler:
         self._probe(constraint, grammar.matcher())
         return grammar
 
-    def _can_compile(self, lark: str) -> bool:
+    def _can_compile(self, constraint: StructuredOutputs, lark: str) -> bool:
         from llguidance import LLMatcher
 
         text = LLMatcher.grammar_from_lark(lark)
-        return self._is_fast(text) and not LLMatcher.validate_grammar(text, limits=_parser_limits())
+        return self._is_fast(constraint, text) and not LLMatcher.validate_grammar(text, limits=_parser_limits())
 
-    def _is_fast(self, text: str) -> bool:
-        """Whether the checker of the calling thread compiles a grammar in time. Raises RequestError if the compilation
-        is abandoned."""
+    def _is_fast(self, constraint: StructuredOutputs, text: str) -> bool:
+        """Whether the checker of the calling thread compiles a grammar of a constraint in time. Raises RequestError if
+        the compilation is abandoned, or has used its time."""
         if not self.has_checker:
             return True
         checker = self._checker()
@@ -290,12 +378,18 @@ class GrammarCompiler:
         with self._lock:
             if compilation.is_abandoned:
                 raise RequestError("no call waits for this grammar any more")
+            if compilation.seconds_left <= 0:
+                self._reject_slow(constraint)
             compilation.checker = checker
         try:
-            return checker.can_compile(text, self.compile_seconds)
+            seconds = checker.seconds_to_compile(text, min(self.compile_seconds, compilation.seconds_left))
         finally:
             with self._lock:
                 compilation.checker = None
+        compilation.seconds_left -= min(seconds, self.compile_seconds)
+        if not compilation.is_slow and not (seconds < math.inf and compilation.seconds_left > 0):
+            raise _QuickLimitExceededError
+        return seconds < math.inf
 
     def _checker(self) -> GrammarChecker:
         """The checker of the calling thread."""
@@ -303,11 +397,6 @@ class GrammarCompiler:
         if checker is None:
             checker = self._thread.checker = GrammarChecker(LIMITS)
         return checker
-
-    def _reject_late(self, constraint: StructuredOutputs, compilation: _Compilation) -> NoReturn:
-        if not compilation.started.done():
-            reject(constraint, f"waited {QUEUE_SECONDS:g} s for other constraints to be compiled. Try again later.")
-        self._reject_slow(constraint)
 
     def _reject_slow(self, constraint: StructuredOutputs) -> NoReturn:
         limits = f"{self.compile_seconds:g} s, or more than {MEMORY_BYTES >> 20} MiB,"
@@ -353,6 +442,15 @@ class GrammarCompiler:
                 slices: list[str] | None = [] if special_only else None
                 self._ll_tokenizer = LLTokenizer(vocabulary, self.vocab_size, self._eos_token_ids, slices)  # type: ignore[arg-type]
             return self._ll_tokenizer
+
+
+def _overload() -> OverloadedError:
+    return OverloadedError(
+        f"structured_outputs: the constraint was not compiled within {QUEUE_SECONDS:g} s, because others are compiled "
+        "or the machine is busy. Try again later, or use a simpler constraint",
+        RETRY_SECONDS,
+        "grammar_queue_timeout",
+    )
 
 
 async def _wait(future: Future[Result], seconds: float) -> Result:

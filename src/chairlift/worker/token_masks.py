@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from chairlift.errors import RequestError
+from chairlift.errors import ChairliftError
 from chairlift.grammar.compiler import GrammarCompiler, GrammarMatcher, num_words
 from chairlift.kernels.sampling import Bits, IntArray
 from chairlift.outputs import NewRequest
@@ -62,7 +62,7 @@ class TokenMasks:
         self._last_allowed: tuple[Sequence[int], Bits] = (), self._bits
 
     def add(self, row: int, new: NewRequest) -> None:
-        """Add a row. Its grammar is in the cache of the compiler, because it was compiled when the request arrived."""
+        """Add a row. The compiler keeps its grammar, because it was compiled when the request arrived."""
         params = new.sampling_params
         if params.allowed_token_ids is not None:
             if self._last_allowed[0] is not params.allowed_token_ids:  # Siblings share the list.
@@ -76,7 +76,7 @@ class TokenMasks:
         matcher, error = None, None
         try:
             matcher = self._compiler.compile(params.structured_outputs).matcher()
-        except RequestError as caught:
+        except ChairliftError as caught:
             error = str(caught)
         early = bit_mask(stop, self._vocab_size)
         self._grammars[row] = _Grammar(matcher, error, new.num_prompt_tokens, early, params.min_tokens)

@@ -133,7 +133,8 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
         """Answer the call; raises ChairliftError before anything of the response is sent."""
         unfollowed: tuple[str, ...] = ()
         if self.plan.params.structured_outputs is not None:
-            unfollowed = await self.llm.engine.input_processor.constraints.compile_in_background(self.plan.params)
+            constraints = self.llm.engine.input_processor.constraints
+            unfollowed = await constraints.compile_in_background(self.plan.params, self.permit.tenant)
         check_size(self.plan, self.llm.engine.input_processor.limits)
         await self._start()
         self.record.ignored = ignored = self._ignored_fields(unfollowed)
