@@ -245,7 +245,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids"):
             if isinstance(value := getattr(self, name), list):
-                object.__setattr__(self, name, tuple(value))
+                items = (tuple(item) if isinstance(item, list) else item for item in value)
+                object.__setattr__(self, name, tuple(items if name == "bad_words" else value))
 
     def check(self) -> None:
         """Check the fields, and remove what lists repeat. The constructor calls it."""

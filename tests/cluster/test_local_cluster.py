@@ -125,8 +125,7 @@ def test_signals_to_the_process_group_let_a_stream_finish_and_then_end_the_serve
         lines, other_lines = response.iter_lines(), other.iter_lines()  # whose end would close the connection
         next(lines)
         next(other_lines)
-        for each in server.processes():  # a closed terminal signals only the group
-            each.send_signal(signal.SIGHUP)
+        server.send_signal_to_group(signal.SIGHUP)  # as a terminal that is closed
         wait_for(lambda: "SIGHUP: files reopened: none" in server.text())
         server.send_signal_to_group(signal.SIGTERM)
         received = list(lines)
