@@ -21,7 +21,7 @@ from tokenizers import AddedToken
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.text.marked_text import CONTENT, MarkedText, mask_of, template_spans, unmarked
-from chairlift.loading.text.text_encoding import encode_text
+from chairlift.loading.text.text_encoding import encode_text, token_span
 
 NONCE_CHARACTERS: Final = 10
 PRIVATE_USE: Final = range(0x100000, 0x10FFFE)
@@ -175,7 +175,7 @@ class _AliasedTokenizer:
 
         Some added tokens match only between spaces.
         """
-        found = [offsets for i, offsets in zip(encoding.ids, encoding.offsets, strict=True) if i in self.alias_ids]
+        found = [token_span(encoding, index) for index, i in enumerate(encoding.ids) if i in self.alias_ids]
         pending = iter([*found, (len(prompt), len(prompt))])
         start, end = next(pending)
 
@@ -190,13 +190,15 @@ class _AliasedTokenizer:
 
     def cut_formed(self, prompt: str, encoding: tokenizers.Encoding, unknown_id: int | None) -> str:
         """Cut each text that was tokenized as a guarded token, so that merges cannot form the token."""
+        formed = (
+            (i, *token_span(encoding, index))
+            for index, i in enumerate(encoding.ids)
+            if i in self._spellings and i not in self.real_ids
+        )
         cuts = [
             start + (end - start) // 2
-            for i, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
-            if i in self._spellings
-            and i not in self.real_ids
-            and end - start > 1
-            and (i != unknown_id or prompt[start:end] == self._spellings[i])
+            for i, start, end in formed
+            if end - start > 1 and (i != unknown_id or prompt[start:end] == self._spellings[i])
         ]
         return self.alias[CUT].join(prompt[start:end] for start, end in pairwise([0, *cuts, len(prompt)]))
 

@@ -14,7 +14,7 @@ from chairlift.errors import ModelLoadError, RequestError
 from chairlift.loading.text.added_token_guard import AddedTokenGuard
 from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.loading.text.marked_text import MarkedText, is_template_text, unmarked
-from chairlift.loading.text.text_encoding import TextCutter, encode_text
+from chairlift.loading.text.text_encoding import TextCutter, encode_text, token_span
 from chairlift.loading.text.tokenizer_class import SPACE, steps
 
 BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -129,12 +129,12 @@ class Tokenizer:
         """The text up to the end of its token number `max_tokens`, or the whole text if it has fewer tokens."""
         start = end = num_found = 0
         for part in self._cutter.parts(text, max_tokens):
-            offsets = encode_text(self.backend, part, add_special_tokens=False, has_offsets=True).offsets
-            if num_found + len(offsets) > max_tokens:
-                return text[: start + offsets[max_tokens - num_found - 1][1] if num_found < max_tokens else end]
-            if offsets:
-                num_found, end = num_found + len(offsets), start + offsets[-1][1]
-            start += len(part)
+            encoding = encode_text(self.backend, part, add_special_tokens=False, has_offsets=True)
+            if (num_kept := min(len(encoding), max_tokens - num_found)) > 0:
+                end = start + token_span(encoding, num_kept - 1)[1]
+            if len(encoding) > num_kept:
+                return text[:end]
+            start, num_found = start + len(part), num_found + num_kept
         return text
 
     def encode_pair(self, text: str, second: str | None = None, max_tokens: int | None = None) -> list[int]:
