@@ -79,10 +79,11 @@ class RunningServer:
         connection.settimeout(AMPLE_SECONDS)
         return connection
 
-    def send(self, path: str, body: object) -> socket.socket:
+    def send(self, path: str, body: object, api_key: str = "unused") -> socket.socket:
         """Send a call, and return its connection without reading the response."""
         content = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head += f"Authorization: Bearer {api_key}\r\n"
         connection = self.connect()
         connection.sendall(head.encode() + b"Content-Length: %d\r\n\r\n%b" % (len(content), content))
         return connection

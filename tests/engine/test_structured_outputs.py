@@ -274,7 +274,7 @@ class SlowCompiler:
     def __init__(self) -> None:
         self.outcomes: dict[StructuredOutputs, Future[CompiledGrammar]] = {}
 
-    def submit(self, constraint: StructuredOutputs) -> Future[CompiledGrammar]:
+    def submit(self, constraint: StructuredOutputs, tenant: str = "") -> Future[CompiledGrammar]:
         return self.outcomes.setdefault(constraint, Future())
 
 
