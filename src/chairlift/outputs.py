@@ -210,6 +210,23 @@ def attach_prompt_logprobs(
     return outputs + [EngineCoreOutput(rid, [], prompt_logprobs=entry) for rid, entry in pending.items()]
 
 
+def join_outputs(request_id: str, parts: Sequence[EngineCoreOutput]) -> EngineCoreOutput:
+    """The output of a request that consists of these parts; an empty output if there are none.
+
+    The chunks of its prompt logprobs must follow one another. A part that does not reach the end of the prompt has
+    neither a token nor the logprobs of one.
+    """
+    logprobs = [entry for part in parts for entry in part.logprobs or ()]
+    chunks = [part.prompt_logprobs for part in parts if part.prompt_logprobs is not None]
+    return EngineCoreOutput(
+        request_id,
+        [token for part in parts for token in part.new_token_ids],
+        logprobs=logprobs or None,
+        prompt_logprobs=(chunks[0][0], [entry for _, chunk in chunks for entry in chunk]) if chunks else None,
+        num_cached_tokens=max((part.num_cached_tokens for part in parts), default=0),
+    )
+
+
 @dataclass(slots=True)
 class CompletionOutput:
     """One answer to a prompt. In a stream `text`, `token_ids` and `logprobs` contain only new content.

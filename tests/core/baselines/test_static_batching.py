@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from chairlift.config import KV_POLICIES, EngineConfig, SchedulerConfig
-from chairlift.core.baselines.static_batching import join_outputs
 from chairlift.core.engine_core import EngineCore
 from chairlift.errors import ConfigError, RequestError
 from chairlift.events import EventList, RequestFinished, RequestWaiting, Step
-from chairlift.outputs import EngineCoreOutput, Logprob, TokenLogprobs
+from chairlift.outputs import EngineCoreOutput, Logprob, TokenLogprobs, join_outputs
 from chairlift.request import FinishReason
 from fakes import CheckingExecutor, collect, expected_tokens, make_engine, make_request, run_to_end
 

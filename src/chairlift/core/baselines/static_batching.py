@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 
 from chairlift.config import SchedulerConfig
 from chairlift.core.continuous_batching import RunningBatch, StepPlan
@@ -11,25 +10,8 @@ from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand
 from chairlift.core.length_predictors import forced_output_len
 from chairlift.core.measuring.scheduler_meter import SchedulerMeter
 from chairlift.core.scheduler import Scheduler
-from chairlift.outputs import EngineCoreOutput
+from chairlift.outputs import EngineCoreOutput, join_outputs
 from chairlift.request import FinishReason, Request, RequestStatus, WaitReason
-
-
-def join_outputs(request_id: str, parts: Sequence[EngineCoreOutput]) -> EngineCoreOutput:
-    """The output of a request that was computed in several steps; an empty output if there are none.
-
-    The chunks of its prompt logprobs follow one another, because no member of a static batch is preempted. A chunk that
-    does not reach the end of the prompt has neither a token nor the logprobs of one.
-    """
-    logprobs = [entry for part in parts for entry in part.logprobs or ()]
-    chunks = [part.prompt_logprobs for part in parts if part.prompt_logprobs is not None]
-    return EngineCoreOutput(
-        request_id,
-        [token for part in parts for token in part.new_token_ids],
-        logprobs=logprobs or None,
-        prompt_logprobs=(chunks[0][0], [entry for _, chunk in chunks for entry in chunk]) if chunks else None,
-        num_cached_tokens=max((part.num_cached_tokens for part in parts), default=0),
-    )
 
 
 class StaticBatching(RunningBatch):

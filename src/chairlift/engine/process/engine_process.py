@@ -30,6 +30,7 @@ from chairlift.engine.grammar_gate import GrammarGate
 from chairlift.engine.memory_trimming import trim_memory
 from chairlift.engine.process.commands import Command
 from chairlift.engine.process.core_loop import CoreLoop
+from chairlift.engine.process.divided_outputs import divide_outputs
 from chairlift.engine.process.wire import (
     EngineFailed,
     EngineReady,
@@ -71,8 +72,8 @@ class EngineLaunch(msgspec.Struct):
 
 
 class FrontEnd:
-    """The front end of an engine core: takes its commands, and sends it one message for each step, with the events
-    since the last message."""
+    """The front end of an engine core: takes its commands, and sends it a message for each step, or several if it has
+    many logprobs, with the events since the last message."""
 
     def __init__(self, link: Link[Command]) -> None:
         self._link = link
@@ -91,8 +92,9 @@ class FrontEnd:
 
     def send_result(self, outputs: list[EngineCoreOutput]) -> None:
         """Send the outputs of a step, even if there are none, because the message proves progress."""
-        self._link.send(StepResult(outputs, pack_events(self._events)))
-        self._events = []
+        for part, is_continued in divide_outputs(outputs):
+            self._link.send(StepResult(part, pack_events(self._events), is_continued))
+            self._events = []
 
     def send_ready(self, facts: EngineFacts) -> None:
         self._link.send(EngineReady(facts))

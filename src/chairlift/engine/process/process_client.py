@@ -14,6 +14,7 @@ from chairlift.engine.event_hub import EventHub
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.process.client import EngineClient
 from chairlift.engine.process.commands import Abort, AdapterResult, Add, Command, LoadAdapter, Stop, UnloadAdapter
+from chairlift.engine.process.divided_outputs import OutputJoiner
 from chairlift.engine.process.engine_child import (
     ENGINE_COMMAND,
     POLL_SECONDS,
@@ -187,7 +188,7 @@ class ProcessClient(EngineClient):
     def _attach_child(self) -> None:
         """Handle the messages and the exit of the child on the event loop."""
         child, loop = self._child, self._loop
-
+        self._joiner = OutputJoiner()
         loop.add_reader(child.link.fileno, self._read, child)
         # The descriptor reports changes only, and messages may have arrived before.
         loop.call_soon(self._read, child)
@@ -201,11 +202,14 @@ class ProcessClient(EngineClient):
         return not self._is_closed and child is self._child and not child.is_closed
 
     def _read(self, child: EngineChild) -> None:
-        """Handle a limited number of messages, and the rest in another callback, so that others run in between."""
+        """Handle a limited number of messages, only one of a divided output, and the rest in another callback, so that
+        others run in between."""
         for _ in range(MESSAGES_PER_CALL):
             if not self._is_running(child) or (message := child.link.receive()) is None:
                 return
             self._handle(message)
+            if isinstance(message, StepResult) and message.is_continued:
+                break
         self._loop.call_soon(self._read, child)
 
     def _handle(self, message: ToFront) -> None:
@@ -221,7 +225,7 @@ class ProcessClient(EngineClient):
                 self._last_step = self.now()
                 if message.events:
                     self.events.publish(unpack_events(message.events))
-                if outputs := message.outputs:
+                if outputs := self._joiner.add(message.outputs, message.is_continued):
                     self._in_flight.remove(output.request_id for output in outputs if output.finish_reason is not None)
                     self._on_outputs(outputs)
             case RequestsStarted(request_ids):

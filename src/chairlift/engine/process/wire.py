@@ -45,10 +45,15 @@ class RequestsStarted(msgspec.Struct, frozen=True, array_like=True, tag="request
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="step_result"):
-    """Message to the front end: the outputs of a step, and the events since the last message as (type, record)."""
+    """Message to the front end: outputs of a step, and the events since the last message as (type, record).
+
+    Attributes:
+        is_continued: the last output is a part, which the first output of the next message continues.
+    """
 
     outputs: list[EngineCoreOutput]
     events: list[tuple[str, msgspec.Raw]]
+    is_continued: bool = False
 
 
 class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="engine_failed"):
