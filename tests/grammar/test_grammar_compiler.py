@@ -476,6 +476,7 @@ def test_a_call_that_leaves_gives_up_its_place(tokenizer: Tokenizer, held: HeldC
         leaving.cancel()
         await asyncio.wait([leaving])
         assert named("slow_a_1") not in compiler._compilations
+        assert len(compiler._slow_thread._waiting["a"]) == 1
         held.release.set()
         await asyncio.gather(first, staying)
         assert held.started == ["slow_a_0", "slow_a_2"]

@@ -52,6 +52,9 @@ DOCUMENTED: Final = frozenset({LEFT, 200, 400, 408, 413, 429, 503})
 """The statuses that a call of the attack may have."""
 
 ROUND_REQUESTS: Final = 500
+ASCII: Final = range(17, 97)
+"""Tokens of single printable characters in byte-level vocabularies. After a prompt that ends within a character, an
+answer begins with the rest of it, which the constraint of the answer does not know."""
 
 
 @dataclass(slots=True)
@@ -106,7 +109,8 @@ def normal_requests(seed: int, has_time: Callable[[], bool]) -> Iterator[SoakReq
             if not has_time():
                 return
             if not request.is_rejected:
-                yield replace(request, body={**request.body, "priority": 0})
+                prompt = [ASCII[token % len(ASCII)] for token in request.body["prompt"]]
+                yield replace(request, body={**request.body, "prompt": prompt, "priority": 0})
 
 
 async def attack_while(
