@@ -72,7 +72,7 @@ def start_all(llm: AsyncLLM, plan: Any) -> int:
         for text, token_ids in plan.prompts:
             generations.append(llm.start(text, token_ids, plan.params))
         for message in messages:
-            for request in msgspec.msgpack.decode(message, type=Command).siblings():
+            for request in msgspec.msgpack.decode(message, type=Command).requests():
                 request.to_request()
         return sum(map(len, messages))
     finally:
