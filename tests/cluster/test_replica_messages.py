@@ -48,7 +48,7 @@ def test_the_times_of_a_request_are_converted_to_the_clock_of_the_replica(deadli
     assert local.arrival_time == pytest.approx(10.0 + HOURS, abs=60.0)
     assert local.deadline == (None if deadline is None else pytest.approx(12.0 + HOURS, abs=60.0))
     assert dataclasses.replace(local, arrival_time=10.0, deadline=deadline) == request
-    assert RunRequest("ingress", ClockReading.now(), Add([request])).local_add().requests == [request]
+    assert RunRequest("ingress", ClockReading.now(), Add(request)).local_add().requests() == [request]
 
 
 def test_the_times_of_an_output_are_converted_to_the_clock_of_the_ingress() -> None:

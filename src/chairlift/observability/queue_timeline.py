@@ -93,8 +93,8 @@ class _RunSums:
         self._is_open = False
 
     def until(self, step: int, time: float) -> tuple[int, float]:
-        """The steps and seconds of the runs before `step`, which was scheduled at `time`."""
-        index = bisect_right(self._firsts, step) - 1
+        """The steps and seconds of the runs before `step`, at the time of its schedule."""
+        index = bisect_left(self._firsts, step) - 1
         if index < 0:
             return self._before[0]
         is_last = index == len(self._firsts) - 1
@@ -163,11 +163,11 @@ class QueueTimeline:
             return 0
         return bisect_left(self._runs, end) - max(0, bisect_right(self._runs, first) - 1)
 
-    def sums(self, first: int, end: int, tenant: str) -> dict[str | None, tuple[int, float]]:
-        """The number of steps from `first` to `end` - 1, and their seconds, by reason: those of runs with this tenant,
-        or without one. The rest has the reason FAIRNESS."""
+    def sums(self, first: int, end: int, end_time: float, tenant: str) -> dict[str | None, tuple[int, float]]:
+        """The number of steps from `first` to `end` - 1, and their seconds until `end_time`, by reason: those of runs
+        with this tenant, or without one. The rest has the reason FAIRNESS."""
         first, end = max(first, self.first_step), min(end, self.next_step)
-        bounds = [(step, self._times[min(step, self.next_step - 1) - self.first_step]) for step in (first, end)]
+        bounds = (first, self._times[first - self.first_step]), (end, end_time)
         other_steps, other_seconds = end - first, bounds[1][1] - bounds[0][1]
         found: dict[str | None, tuple[int, float]] = {}
         for key in ((reason, of) for reason in REASONS for of in dict.fromkeys((tenant, ""))):

@@ -215,7 +215,7 @@ class RequestTracker(Replay, ReplayReader):
 
     def _kept_spans(self, request: TrackedRequest, wait: Wait, end_step: int, end: float) -> list[WaitSpan]:
         """The spans of a wait, after those that are summed up, until the step `end_step` at the time `end`."""
-        rows_of_wait = self._rows(request, wait, end_step)
+        rows_of_wait = self._rows(request, wait, end_step, end)
         parts = [(reason, list(rows)) for reason, rows in groupby(rows_of_wait, key=lambda row: row.reason)]
         if not parts:
             return []
@@ -243,7 +243,7 @@ class RequestTracker(Replay, ReplayReader):
             now = wait.start if self.last_step is None else self.last_step.scheduled_time
         return max(wait.start, now)
 
-    def _rows(self, request: TrackedRequest, wait: Wait, end_step: int) -> Iterator[_WaitRow]:
+    def _rows(self, request: TrackedRequest, wait: Wait, end_step: int, end: float) -> Iterator[_WaitRow]:
         """The steps of a wait in order, after a row without steps for the time until the first one. Steps that are
         summed up are left out."""
         first_step = wait.first_kept_step
@@ -255,15 +255,15 @@ class RequestTracker(Replay, ReplayReader):
             yield _WaitRow(SIBLING_PREFILL, first_step, known)
         start = max(queued_step, first_step)
         if self.timeline.num_runs(start, end_step) > MAX_RUNS:
-            yield from self._summed_rows(request, start, end_step)
+            yield from self._summed_rows(request, start, end_step, end)
             return
-        for first, end, interval in self.timeline.slice(start, end_step):
-            yield _WaitRow(self._reason(request, interval), first, end, interval)
+        for first, until, interval in self.timeline.slice(start, end_step):
+            yield _WaitRow(self._reason(request, interval), first, until, interval)
 
-    def _summed_rows(self, request: TrackedRequest, start: int, end_step: int) -> Iterator[_WaitRow]:
+    def _summed_rows(self, request: TrackedRequest, start: int, end_step: int, end: float) -> Iterator[_WaitRow]:
         """One row for each reason for which the request waited from `start` on."""
         start, _, interval = next(self.timeline.slice(start, end_step))
-        for reason, (count, seconds) in self.timeline.sums(start, end_step, request.tenant).items():
+        for reason, (count, seconds) in self.timeline.sums(start, end_step, end, request.tenant).items():
             yield _WaitRow(reason or UNKNOWN, start, start + count, interval, seconds)
             start += count
 
