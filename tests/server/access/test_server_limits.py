@@ -293,7 +293,7 @@ def test_the_connection_of_a_client_that_stops_reading_is_closed_and_its_request
     protocol.transport.set_write_buffer_limits(high=4096)  # The whole answer would fit in the default.
     protocol.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     # Three answers, which may wait at a time, exceed the buffers of the connection also if their deltas are added up.
-    content = json.dumps(completion_body(333, prompt=[3, 4], stream=True, logprobs=20, n=3)).encode()
+    content = json.dumps(completion_body(250, prompt=[3, 4], stream=True, logprobs=20, n=3)).encode()
     with server.hold_steps():
         connection.sendall(HALF.replace(b"1000", str(len(content)).encode()) + content)
         wait_for(lambda: server.llm.num_unfinished == 1)
