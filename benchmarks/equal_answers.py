@@ -228,7 +228,7 @@ def _add_ends(rng: random.Random, body: Body, kinds: set[str], is_plain: bool) -
 
 def normalized(status: int, content: bytes) -> bytes:
     """An answer with its status, without what differs between two answers to the same call."""
-    if content.startswith(b"data: "):
+    if content.startswith((b"data: ", b":")):  # A comment precedes the first chunk of a slow stream.
         content = joined_stream(content)
     for pattern, replacement in VARIABLE:
         content = pattern.sub(replacement, content)
