@@ -148,7 +148,7 @@ class _Compilation:
 class GrammarCompiler:
     """Compiles grammars for one model. Safe to use from several threads.
 
-    Grammars of different tenants are compiled in turns, one of each tenant at a time. One that takes longer than
+    Grammars of different tenants are compiled alternately, one of each tenant at a time. One that takes longer than
     QUICK_SECONDS starts again on a thread of its own, so that other grammars, also of its tenant, do not wait for it.
 
     Args:

@@ -89,8 +89,8 @@ class EndpointCaller:
                 return await endpoint.call(call, permit, lease, body, plan).serve()
 
     async def _parse(self, body_type: type[Body], request: Request, call: Call) -> Body:
-        """Parse the body of a call, in turns over tenants: one large body at a time on a thread, and one small body in
-        each iteration of the event loop. Otherwise many bodies that arrive together would delay all other work."""
+        """Parse the body of a call, alternating between tenants: one large body at a time on a thread, and one small
+        body in each iteration of the event loop. Otherwise many bodies that arrive together would delay all other work."""
         if len(await request.body()) >= LARGE_BODY:
             body: Body = await self._run_large(call.key.tenant, parse_large_json, body_type, await request.body())
         else:

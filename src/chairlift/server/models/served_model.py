@@ -63,8 +63,8 @@ class ModelService:
         self._threads.submit("", self.planner.log_template_warnings)
 
     async def run(self, tenant: str, function: Callable[..., Result], *arguments: object) -> Result:
-        """Call a function on a thread, in turns over tenants; see `run_to_end`. Raises EngineDeadError if the service
-        is closed."""
+        """Call a function on a thread, for which tenants alternate; see `run_to_end`. Raises EngineDeadError if the
+        service is closed."""
         try:
             return await run_to_end(self._threads.submit(tenant, function, *arguments))
         except (asyncio.CancelledError, RuntimeError):  # The threads raise these when they are shut down.
