@@ -90,7 +90,7 @@ class EndpointCaller:
 
     async def _parse(self, body_type: type[Body], request: Request, call: Call) -> Body:
         """Parse the body of a call, alternating between tenants: one large body at a time on a thread, and one small
-        body in each iteration of the event loop. Otherwise many bodies that arrive together would delay all other work."""
+        body in each iteration of the event loop. Otherwise many bodies that arrive together would delay other work."""
         if len(await request.body()) >= LARGE_BODY:
             body: Body = await self._run_large(call.key.tenant, parse_large_json, body_type, await request.body())
         else:
