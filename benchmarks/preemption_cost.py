@@ -60,8 +60,8 @@ def measure(options: argparse.Namespace, block_size: int) -> dict[str, float]:
     prompt = [random.Random(options.seed).randrange(1000) for _ in range(options.tokens)]
     params = SamplingParams(temperature=0, max_tokens=1)
     values = {
-        "swap_out_ms": seconds_of(lambda: copier.copy(out), options.repeats, loaded.device),
-        "swap_in_ms": seconds_of(lambda: copier.copy(back), options.repeats, loaded.device),
+        "swap_out_ms": seconds_of(lambda: copier.begin(out), options.repeats, loaded.device),
+        "swap_in_ms": seconds_of(lambda: copier.begin(back), options.repeats, loaded.device),
         "recompute_ms": seconds_of(
             lambda: llm.generate([prompt], params, use_tqdm=False), options.repeats, loaded.device
         ),

@@ -41,8 +41,8 @@ class PartlyRightDrafts:
     """Runs a draft model, and replaces its tokens by right ones with a probability, otherwise by wrong ones."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        assert runner._draft_model is not None
-        self._model: DraftModel = runner._draft_model
+        assert isinstance(runner._proposer, DraftModel)
+        self._model = runner._proposer
         self._rows = runner._rows
         self.probability = 0.0
         self.answer: list[int] = []
@@ -116,7 +116,7 @@ def measure(options: argparse.Namespace) -> tuple[list[Point], Engine]:
         assert isinstance(runner, ModelRunner)
         replacement = PartlyRightDrafts(runner)
         replacement.answer = [*answer, *[0] * options.draft_tokens]
-        runner._draft_model = replacement  # type: ignore[assignment]
+        runner._proposer = replacement
         drafts.append(replacement)
     points = []
     for probability in options.probabilities:

@@ -307,7 +307,7 @@ def test_any_acceptance_leaves_the_bits_of_state_of_plain_decoding(
             num_computed = int(runner._rows.num_computed_tokens[row])
             assert num_computed == runner._rows.num_tokens[row] - 1
             own = runner._rows, num_computed, models[0], plain
-            drafter = runner._draft_model
+            drafter = runner._proposer
             other = drafter._view(), int(drafter._num_computed[row]), models[1], draft
             for rows, count, model, reference in (own, other):
                 if count:

@@ -15,11 +15,11 @@ def test_blocks_come_back_into_other_blocks_with_their_scales() -> None:
     cache = KVCache(*values, *(torch.rand(shape[:3]) for _ in range(2)))
     before = [tensor.clone() for tensor in cache if tensor is not None]
     memory = BlockCopier([cache], num_blocks=3)
-    memory.copy(SchedulerOutput(0, {}, swapped_out={2: 5, 0: 1}, swapped_in={}))
+    memory.begin(SchedulerOutput(0, {}, swapped_out={2: 5, 0: 1}, swapped_in={}))
     for tensor in cache:
         assert tensor is not None
         tensor[[1, 5]] = 0
-    memory.copy(SchedulerOutput(0, {}, swapped_out={}, swapped_in={3: 2, 4: 0}))
+    memory.begin(SchedulerOutput(0, {}, swapped_out={}, swapped_in={3: 2, 4: 0}))
     for tensor, old in zip(cache, before, strict=True):
         assert tensor is not None
         assert torch.equal(tensor[[3, 4]], old[[5, 1]])
@@ -29,9 +29,9 @@ def test_blocks_come_back_into_other_blocks_with_their_scales() -> None:
 def test_a_step_swaps_out_before_it_swaps_in() -> None:
     key = torch.arange(3.0).view(3, 1, 1, 1)
     memory = BlockCopier([KVCache(key, key.clone())], num_blocks=2)
-    memory.copy(SchedulerOutput(0, {}, swapped_out={0: 0}, swapped_in={}))
-    memory.copy(SchedulerOutput(0, {}, swapped_out={1: 2}, swapped_in={2: 0}))
-    memory.copy(SchedulerOutput(0, {}, swapped_out={}, swapped_in={1: 1}))
+    memory.begin(SchedulerOutput(0, {}, swapped_out={0: 0}, swapped_in={}))
+    memory.begin(SchedulerOutput(0, {}, swapped_out={1: 2}, swapped_in={2: 0}))
+    memory.begin(SchedulerOutput(0, {}, swapped_out={}, swapped_in={1: 1}))
     assert key.flatten().tolist() == [0, 2, 0]
 
 

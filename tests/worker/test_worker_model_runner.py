@@ -12,10 +12,13 @@ from worker_fakes import FakeModel, new_request, reference_sample
 
 from chairlift.outputs import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenLogprobs
 from chairlift.sampling_params import SamplingParams
-from chairlift.worker import model_runner
-from chairlift.worker.model_runner import ModelRunner, PendingStep
-from chairlift.worker.request_rows import IntArray
-from chairlift.worker.sampler import SampledTokens
+from chairlift.worker import prompt_logprobs
+from chairlift.worker.draft_model import DraftModel
+from chairlift.worker.model_runner import ModelRunner
+from chairlift.worker.pending_step import PendingStep
+from chairlift.worker.prompt_logprobs import PromptLogprobs
+from chairlift.worker.request_rows import IntArray, RequestRows
+from chairlift.worker.sampler import SampledTokens, Sampler
 
 VOCAB = 32
 MAX_SEQS = 4
@@ -28,14 +31,10 @@ def _model() -> FakeModel:
 
 
 def _runner(model: FakeModel, block_size: int, draft_model: FakeModel | None = None) -> ModelRunner:
-    return ModelRunner(
-        model,
-        vocab_size=VOCAB,
-        max_num_seqs=MAX_SEQS,
-        max_model_len=MAX_MODEL_LEN,
-        block_size=block_size,
-        draft_model=draft_model,
-    )
+    rows = RequestRows(MAX_SEQS, MAX_MODEL_LEN, block_size, torch.device("cpu"))
+    sampler = Sampler.of_rows(rows, VOCAB)
+    proposer = None if draft_model is None else DraftModel(draft_model, sampler.choose, rows)
+    return ModelRunner(model, rows, sampler, [PromptLogprobs(model, rows, sampler)], proposer)
 
 
 def _naive_tokens(model: FakeModel, request: NewRequest, num_tokens: int) -> list[int]:
@@ -296,7 +295,7 @@ def _check_logprobs(model: FakeModel, live: _Live) -> None:
 
 
 def test_prompt_logprobs_keep_few_rows_of_logits_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_runner, "PROMPT_LOGPROB_ROWS", 5)
+    monkeypatch.setattr(prompt_logprobs, "PROMPT_LOGPROB_ROWS", 5)
     sizes: list[int] = []
 
     class Counting(FakeModel):

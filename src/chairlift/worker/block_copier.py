@@ -9,12 +9,13 @@ import torch
 from chairlift.kernels.attention import KVCache
 from chairlift.outputs import SchedulerOutput
 from chairlift.worker.disk_block_store import cache_tensors
+from chairlift.worker.step_extension import StepExtension
 
 
-class BlockCopier:
+class BlockCopier(StepExtension):
     """Makes the copies of a step before it is computed.
 
-    Blocks of the swap space have the form of those of the pool. On CUDA they are in pinned memory, and copies are
+    Blocks of the swap space have the form of the blocks of the pool. On CUDA they are in pinned memory, and copies are
     asynchronous. They are in the order of the steps, because they are on the stream that computes the steps.
 
     Args:
@@ -29,7 +30,7 @@ class BlockCopier:
             for tensor in self._pool
         ]
 
-    def copy(self, output: SchedulerOutput) -> None:
+    def begin(self, output: SchedulerOutput) -> None:
         """Make the copies of a step."""
         if not (output.copied_blocks or output.swapped_out or output.swapped_in):
             return

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import torch
 
 from chairlift.kernels.sampling import TokenSampler
 from chairlift.models.decoder import DecoderModel
-from chairlift.worker.input_batch import InputBatch, gather_input_batch
+from chairlift.outputs import NewRequest, SchedulerOutput
+from chairlift.worker.input_batch import gather_input_batch
 from chairlift.worker.request_rows import NO_STATE, IntArray, RequestRows, to_device
 from chairlift.worker.runner_model import RunnerModel
+from chairlift.worker.step_extension import ComputedStep, DraftProposer
 
 
-class DraftModel:
+class DraftModel(DraftProposer):
     """Proposes tokens for the requests of another model, which has the same vocabulary.
 
-    Its K and V have the block tables and slots of the other model, in memory of their own. They are computed only for
+    Its K and V have the block tables and slots of the other model, in separate memory. They are computed only for
     requests that need a proposal: first in chunks, until they reach the end of the request, then token by token. Those
-    of rejected tokens are overwritten. Recurrent states have the slots of `RequestRows` in memory of their own, too:
+    of rejected tokens are overwritten. Recurrent states have the slots of `RequestRows` in separate memory, too:
     the one before each proposed token is kept until the other model has verified it.
 
     A token is drawn with the parameters and the random number that the other model will use at this position, so equal
@@ -44,17 +45,24 @@ class DraftModel:
         self._state_slots = rows.state_slots.copy()
         self._draft_slots = rows.draft_slots.copy()
 
-    def add(self, row: int) -> None:
+    def add(self, row: int, new: NewRequest) -> None:
         """Add a request, of which this model has computed nothing, even if it shares blocks."""
         self._num_computed[row] = 0
         self._state_sources[row] = NO_STATE
+
+    def begin(self, output: SchedulerOutput) -> None:
+        if output.num_draft_reads:
+            self.read(output.num_draft_reads)
+
+    def finish(self, step: ComputedStep) -> None:
+        if step.drafts:
+            self.discard_rejected(step.drafts)
 
     def read(self, num_tokens: Mapping[str, int]) -> None:
         """Compute K and V of the next tokens of requests; request id -> number of tokens, less than all known ones."""
         self._forward(self._view(), num_tokens)
 
     def propose(self, num_drafts: Mapping[str, int]) -> dict[str, list[int]]:
-        """Propose tokens; request id -> number of tokens, at least 1."""
         view = self._view()
         counts: IntArray = np.array(list(num_drafts.values()), dtype=np.int64)
         first_slots = np.cumsum(counts - 1) - (counts - 1)
@@ -94,7 +102,7 @@ class DraftModel:
         return hidden
 
 
-class DraftHead:
+class DraftHead(DraftProposer):
     """Proposes tokens with the predictor of the model (multi-token prediction).
 
         position             p           p + 1       p + 2
@@ -106,7 +114,7 @@ class DraftHead:
     Its K and V are in the blocks of the model. They are computed after each step for all tokens of it, because the
     hidden states h are not kept, so every request can have a proposal as soon as it has computed a step. Those of draft
     tokens are overwritten when the tokens have been verified. In a block that a prefix shares, the last position
-    depends on the token after the block, which may be that of another request: this changes proposals only.
+    depends on the token after the block, which may belong to another request: this changes proposals only.
 
     A token is drawn with the parameters and the random number that the model will use at this position.
 
@@ -120,26 +128,20 @@ class DraftHead:
         self._rows = rows
         self._last: torch.Tensor | None = None
 
-    def read(self, batch: InputBatch, hidden: torch.Tensor, plan: Any, first: IntArray, num_accepted: IntArray) -> None:
-        """Compute K and V of the tokens of a step, after its tokens were sampled.
-
-        Args:
-            hidden: the result of the model's `forward`.
-            plan: the plan of the step.
-            first: int64 [B], the position of the first token of each request.
-            num_accepted: int64 [B], the number of accepted draft tokens of each request.
-        """
+    def finish(self, step: ComputedStep) -> None:
+        """Compute K and V of the tokens of the step."""
+        batch = step.batch
         counts = np.diff(batch.token_end, prepend=0)
-        offsets = np.arange(len(hidden)) - np.repeat(batch.token_start, counts)
-        positions = np.maximum(np.repeat(first, counts) + offsets, 0)
-        after = self._model.final_hidden(hidden)
+        offsets = np.arange(len(step.hidden)) - np.repeat(batch.token_start, counts)
+        positions = np.maximum(np.repeat(step.first_positions, counts) + offsets, 0)
+        after = self._model.final_hidden(step.hidden)
         token_ids = self._rows.tokens_at(np.repeat(batch.rows, counts), positions + 1)
-        result = self._model.predict(token_ids, batch.positions, after, plan)
-        last = batch.token_end - batch.num_drafts + num_accepted - 1
+        result = self._model.predict(token_ids, batch.positions, after, step.plan)
+        last = batch.token_end - batch.num_drafts + step.num_accepted - 1
         self._keep(batch.rows, result[to_device(last, self._rows.device)])
 
     def propose(self, num_drafts: Mapping[str, int]) -> dict[str, list[int]]:
-        """Propose tokens; request id -> number of tokens, at least 1. Each request has computed a step."""
+        """As every proposer, for requests that have computed a step."""
         view = copy.copy(self._rows)
         view.num_computed_tokens = self._rows.num_computed_tokens.copy()
 

@@ -44,7 +44,7 @@ class RequestRows:
     A request keeps its row until it is removed; a preempted request is removed and added again. Token ids are stored on
     the device only: a token is appended there when it is sampled, so the step that reads it does not wait for the host.
     All other arrays are numpy arrays on the host. On the CPU numpy also handles the token ids, because its small
-    operations are several times faster than those of torch.
+    operations are several times faster than torch's.
 
     Args:
         max_num_seqs: number of rows.

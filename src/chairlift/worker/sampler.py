@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.kernels.sampling import IntArray, SamplingKernels
-from chairlift.outputs import Logprob, TokenLogprobs
+from chairlift.outputs import Logprob, NewRequest, TokenLogprobs
 from chairlift.worker.request_rows import RequestRows, to_device
 from chairlift.worker.sampling_state import SamplingFeature, SamplingState
 from chairlift.worker.token_masks import TokenMasks
-from chairlift.worker.torch_sampling import apply_penalties
+from chairlift.worker.torch_sampling import TorchSampling, apply_penalties
 
 FeatureArray = npt.NDArray[np.uint8]
 
@@ -80,21 +81,24 @@ class Sampler:
     The logits are changed in this order: min_tokens mask, logit_bias, penalties, bad words, mask of the grammar or of
     allowed tokens. Greedy requests then take the argmax. The others apply temperature, min_p, top_k and top_p (vLLM's
     order) and draw once by inverse transform, which needs one random number for each row, while the Gumbel trick needs
-    one for each token. Logprobs are those of the unchanged logits.
+    one for each token. Logprobs come from the unchanged logits.
 
     Args:
         state: the sampling parameters by row.
         rows: the tokens and lengths of the requests.
         masks: the masks of constrained requests.
         sampling: the kernels that choose tokens.
+
+    Attributes:
+        choose: chooses tokens from logits, without changing these for the features of the requests.
     """
 
     def __init__(self, state: SamplingState, rows: RequestRows, masks: TokenMasks, sampling: SamplingKernels) -> None:
-        self._state = state
+        self.state = state
         self._rows = rows
         self._masks = masks
-        self._sampling = sampling
-        self._choose = sampling.make_sampler(state.parameters(rows.num_tokens))
+        self.sampling = sampling
+        self.choose = sampling.make_sampler(state.parameters(rows.num_tokens))
         self._device = rows.device
         self._counts = torch.zeros(0, device=rows.device)
         self._changes = (
@@ -104,6 +108,29 @@ class Sampler:
             (SamplingFeature.BAD_WORDS, self._mask_bad_words),
         )
 
+    @classmethod
+    def of_rows(
+        cls,
+        rows: RequestRows,
+        vocab_size: int,
+        sampling: SamplingKernels | None = None,
+        grammars: GrammarCompiler | None = None,
+    ) -> Sampler:
+        """A sampler of `vocab_size` logits for requests in these rows, by default with the kernels of torch. Without
+        `grammars` none may have a grammar."""
+        state, masks = SamplingState(rows.max_num_seqs, vocab_size), TokenMasks(rows, vocab_size, grammars)
+        return cls(state, rows, masks, sampling or TorchSampling())
+
+    def add(self, row: int, new: NewRequest) -> None:
+        """Add a request, which has this row."""
+        self.state.add(row, new)
+        self._masks.add(row, new)
+
+    def remove(self, row: int) -> None:
+        """Remove the request of this row."""
+        self._masks.remove(row)
+        self.state.remove(row)
+
     def sample(self, logits: torch.Tensor, rows: IntArray) -> SampledTokens:
         """Sample the next token of each row.
 
@@ -111,9 +138,9 @@ class Sampler:
             logits: float32 [N, V], contiguous; overwritten.
             rows: int64 [N], on the host: the rows of the requests in the state.
         """
-        if not self._state.num_with_features:
-            return SampledTokens(self._choose(logits, rows))
-        features: FeatureArray = self._state.features[rows]
+        if not self.state.num_with_features:
+            return SampledTokens(self.choose(logits, rows))
+        features: FeatureArray = self.state.features[rows]
         needed = int(np.bitwise_or.reduce(features))
         with_logprobs = np.flatnonzero(features & SamplingFeature.LOGPROBS)
         raw = logits[to_device(with_logprobs, self._device)] if len(with_logprobs) else None
@@ -124,19 +151,19 @@ class Sampler:
         errors = {}
         if needed & SamplingFeature.MASK:
             masked = np.flatnonzero(features & SamplingFeature.MASK)
-            self._sampling.mask(logits, masked, self._masks.fill(rows[masked]))
+            self.sampling.mask(logits, masked, self._masks.fill(rows[masked]))
             found = zip(masked.tolist(), map(self._masks.error, rows[masked].tolist()), strict=True)
             errors = {index: error for index, error in found if error is not None}
-        token_ids = self._choose(logits, rows)
+        token_ids = self.choose(logits, rows)
         if raw is None:
             return SampledTokens(token_ids, errors=errors)
-        num_top = self._state.num_logprobs[rows[with_logprobs]]
+        num_top = self.state.num_logprobs[rows[with_logprobs]]
         chosen = token_ids[to_device(with_logprobs, self._device)]
-        logprobs = LogprobTensors(*self._sampling.logprobs(raw, chosen, int(num_top.max())), num_top.tolist())
+        logprobs = LogprobTensors(*self.sampling.logprobs(raw, chosen, int(num_top.max())), num_top.tolist())
         return SampledTokens(token_ids, logprobs, with_logprobs.tolist(), errors)
 
     def _mask_bad_words(self, logits: torch.Tensor, index: IntArray, rows: IntArray) -> None:
-        words = [self._state.bad_words[row] for row in rows.tolist()]
+        words = [self.state.bad_words[row] for row in rows.tolist()]
         starts = [
             max(int(self._rows.num_prompt_tokens[row]), int(self._rows.num_tokens[row]) - word.max_before)
             for row, word in zip(rows.tolist(), words, strict=True)
@@ -147,13 +174,13 @@ class Sampler:
 
     def _mask_stop_tokens(self, logits: torch.Tensor, index: IntArray, rows: IntArray) -> None:
         num_output = self._rows.num_tokens[rows] - self._rows.num_prompt_tokens[rows]
-        is_early = num_output < self._state.min_tokens[rows]
+        is_early = num_output < self.state.min_tokens[rows]
         if is_early.any():
-            stop_ids = [self._state.stop_ids[row] for row in rows[is_early].tolist()]
+            stop_ids = [self.state.stop_ids[row] for row in rows[is_early].tolist()]
             logits.view(-1)[self._flat_index(logits, index[is_early], stop_ids)] = -torch.inf
 
     def _add_bias(self, logits: torch.Tensor, index: IntArray, rows: IntArray) -> None:
-        token_ids, amounts = zip(*(self._state.bias[row] for row in rows.tolist()), strict=True)
+        token_ids, amounts = zip(*(self.state.bias[row] for row in rows.tolist()), strict=True)
         flat = self._flat_index(logits, index, token_ids)
         logits.view(-1)[flat] += to_device(np.concatenate(amounts), self._device)
 
@@ -173,6 +200,6 @@ class Sampler:
         is_output = ((positions >= prompts) & (positions < lengths)).float()
         if self._counts.numel() < logits.numel():
             self._counts = torch.zeros(logits.numel(), device=device)
-        penalties = to_device(self._state.penalties[:, rows], device)[:, :, None]
+        penalties = to_device(self.state.penalties[:, rows], device)[:, :, None]
         batch_index = to_device(index, device)[:, None]
         apply_penalties(logits, batch_index, token_ids, is_output, penalties, self._counts)

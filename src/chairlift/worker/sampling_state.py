@@ -100,7 +100,7 @@ class SamplingState:
         self.bad_words: dict[int, BadWords] = {}
 
     def add(self, row: int, new: NewRequest) -> None:
-        """Set the sampling parameters of a row to those of a new request.
+        """Give a row the sampling parameters of a new request.
 
         The input processor has checked that all token ids are in the vocabulary, and has tokenized bad words.
         """

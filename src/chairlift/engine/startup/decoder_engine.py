@@ -32,11 +32,18 @@ from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.decoder import DecoderModel, StepPlan
 from chairlift.models.kv_layout import KVLayout
 from chairlift.step_time import RowTime, StepTime
+from chairlift.worker.adapter_slots import AdapterSlots
 from chairlift.worker.block_copier import BlockCopier
+from chairlift.worker.draft_model import DraftHead, DraftModel
 from chairlift.worker.encoder_runner import normalize
 from chairlift.worker.kv_cache_plan import KVCachePlan, default_memory_bytes
 from chairlift.worker.memory import format_memory
 from chairlift.worker.model_runner import ModelRunner
+from chairlift.worker.pooling import Pooling
+from chairlift.worker.prompt_logprobs import PromptLogprobs
+from chairlift.worker.request_rows import RequestRows
+from chairlift.worker.sampler import Sampler
+from chairlift.worker.step_extension import DraftProposer, StepExtension
 
 StepTurn = AbstractContextManager[None]
 """Is held while a step is measured."""
@@ -144,15 +151,10 @@ def _measured_limits(
     )
     if loaded.model.predictor is not None:
         if loaded.predictor_row_time is None:
-            alone = ModelRunner(
-                PredictorAlone(loaded.model),
-                vocab_size=loaded.config.vocab_size,
-                max_num_seqs=1,
-                max_model_len=max_model_len,
-                block_size=plan.block_size,
-                device=loaded.device,
-                sampling=find_kernel_set(loaded.choice.kernels).make_sampling(),
-            )
+            rows = RequestRows(1, max_model_len, plan.block_size, loaded.device)
+            sampling = find_kernel_set(loaded.choice.kernels).make_sampling()
+            sampler = Sampler.of_rows(rows, loaded.config.vocab_size, sampling)
+            alone = ModelRunner(PredictorAlone(loaded.model), rows, sampler)
             each = timer_of(alone)
             loaded.predictor_row_time = measure_rows(each.sampled_seconds_of, each.longest)
         limits = replace(limits, draft_row_time=loaded.predictor_row_time)
@@ -210,25 +212,32 @@ def _make_runner(
     draft: LoadedDecoder | None = None,
     block_copier: BlockCopier | None = None,
 ) -> ModelRunner:
-    return ModelRunner(
-        loaded.model,
-        vocab_size=loaded.config.vocab_size,
-        max_num_seqs=max_num_seqs,
-        max_model_len=max_model_len,
-        block_size=plan.block_size,
-        device=loaded.device,
-        sampling=find_kernel_set(loaded.choice.kernels).make_sampling(),
-        pooler=_make_pooler(loaded),
-        grammars=loaded.grammars,
-        num_groups=len(plan.windows),
-        draft_model=None if draft is None else draft.model,
-        lora=loaded.lora,
-        has_states=loaded.config.state_values_per_sequence > 0,
-        draft_has_states=draft is not None and draft.config.state_values_per_sequence > 0,
-        num_draft_states=plan.num_draft_states,
-        predicting_model=None if loaded.model.predictor is None else loaded.model,
-        block_copier=block_copier,
-    )
+    num_groups, size = len(plan.windows), plan.block_size
+    rows = RequestRows(max_num_seqs, max_model_len, size, loaded.device, num_groups, plan.num_draft_states)
+    extensions: list[StepExtension] = [] if block_copier is None else [block_copier]
+    if loaded.lora is not None:
+        extensions.append(AdapterSlots(loaded.lora, rows))
+    if (pooler := _make_pooler(loaded)) is not None:
+        return ModelRunner(loaded.model, rows, None, [*extensions, Pooling(pooler)], has_states=has_states(loaded))
+    sampling = find_kernel_set(loaded.choice.kernels).make_sampling()
+    sampler = Sampler.of_rows(rows, loaded.config.vocab_size, sampling, loaded.grammars)
+    extensions.append(PromptLogprobs(loaded.model, rows, sampler))
+    proposer = _make_proposer(loaded, draft, rows, sampler)
+    return ModelRunner(loaded.model, rows, sampler, extensions, proposer, has_states(loaded))
+
+
+def _make_proposer(
+    loaded: LoadedDecoder, draft: LoadedDecoder | None, rows: RequestRows, sampler: Sampler
+) -> DraftProposer | None:
+    """The predictor of the model, or the draft model; None if there is neither."""
+    if loaded.model.predictor is not None:
+        return DraftHead(loaded.model, sampler.choose, rows)
+    return None if draft is None else DraftModel(draft.model, sampler.choose, rows, has_states(draft))
+
+
+def has_states(loaded: LoadedDecoder) -> bool:
+    """Whether the model has layers with recurrent state."""
+    return loaded.config.state_values_per_sequence > 0
 
 
 class PredictorAlone:
