@@ -30,7 +30,7 @@ from benchmarks.simulated_cluster.conversation_feed import ConversationFeed
 from rich.table import Table
 
 from chairlift.config import SchedulerConfig
-from chairlift.core.baselines.selection import KVPool
+from chairlift.core.factory import KVPool
 from chairlift.lab.sim.devices import find_device
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.roofline import Roofline

@@ -19,7 +19,7 @@ from statistics import median
 import numpy as np
 
 from chairlift.config import EngineConfig
-from chairlift.core.baselines.selection import KVPool
+from chairlift.core.factory import KVPool
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.events import Event, EventList
 from chairlift.lab.bench.driver import drive

@@ -20,7 +20,7 @@ from benchmarks.common import print_result
 from rich.table import Column, Table
 
 from chairlift.config import DEFAULT_LENGTH_PREDICTOR, SchedulerConfig
-from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
+from chairlift.core.factory import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.scheduler import Scheduler
 from chairlift.outputs import ModelRunnerOutput
 from chairlift.request import Request
@@ -30,7 +30,7 @@ PROMPT = 20
 NUM_TENANTS = 10
 
 
-def make_scheduler(policy: str, running: int, waiting: int, steps: int) -> Scheduler:
+def make_busy_scheduler(policy: str, running: int, waiting: int, steps: int) -> Scheduler:
     """Create a scheduler with `running` decoding requests in all seats, and `waiting` more in the queue."""
     max_model_len = PROMPT + steps + 64
     predictor = "max_tokens" if policy in DEFAULT_LENGTH_PREDICTOR else "none"
@@ -42,7 +42,7 @@ def make_scheduler(policy: str, running: int, waiting: int, steps: int) -> Sched
         length_predictor=predictor,
     )
     blocks = running * (max_model_len // 16 + 1)
-    scheduler = Scheduler(config, PagedKVCacheManager(blocks, 16))
+    scheduler = make_scheduler(config, make_kv_cache_manager(KVPool(blocks, 16, max_model_len), True))
     params = SamplingParams(max_tokens=steps + 32)
     for index in range(running + waiting):
         prompt = [index % 50_000, *range(1, PROMPT)]
@@ -63,7 +63,7 @@ def time_step(scheduler: Scheduler) -> float:
 
 
 def microseconds(policy: str, running: int, waiting: int, steps: int) -> float:
-    scheduler = make_scheduler(policy, running, waiting, steps)
+    scheduler = make_busy_scheduler(policy, running, waiting, steps)
     time_step(scheduler)
     assert scheduler.num_running == running
     gc.collect()

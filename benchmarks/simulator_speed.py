@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from chairlift.config import SchedulerConfig
-from chairlift.core.baselines.selection import KVPool
+from chairlift.core.factory import KVPool
 from chairlift.lab.bench.machine import machine_facts
 from chairlift.lab.metrics.run import RunTally
 from chairlift.lab.sim.devices import find_device

@@ -26,7 +26,7 @@ from benchmarks.common import print_result
 from rich.table import Table
 
 from chairlift import LLM, EngineConfig, SamplingParams
-from chairlift.core.baselines.selection import make_kv_cache_manager
+from chairlift.core.factory import make_kv_cache_manager
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.engine.startup.pool_capacity import RequestLengths, compute_pool_capacity, forced_request
 from chairlift.engine.startup.pool_plan import planned_pool

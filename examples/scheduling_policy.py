@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from chairlift.config import SchedulerConfig
-from chairlift.core.baselines.selection import KVPool
+from chairlift.core.factory import KVPool
 from chairlift.lab.metrics.run import RunMetrics, RunTally
 from chairlift.lab.sim.devices import DEVICES
 from chairlift.lab.sim.published_models import model_shape

@@ -9,11 +9,12 @@ from typing import Any
 
 from chairlift.clock import VirtualClock
 from chairlift.config import DEFAULT_LENGTH_PREDICTOR, SchedulerConfig
-from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
-from chairlift.core.kv.kv_cache_manager import FULL, KVCacheManager
+from chairlift.core.factory import KVPool, make_kv_cache_manager, make_scheduler
+from chairlift.core.kv.kv_cache_manager import KVCacheManager
+from chairlift.core.kv.kv_groups import FULL
 from chairlift.core.kv.state_checkpoints import CheckpointPlan
-from chairlift.core.kv.stored_kv_cache import BlockStore
+from chairlift.core.kv.stored_prefixes import BlockStore
 from chairlift.core.speculation.prompt_lookup import Proposal
 from chairlift.events import EventList
 from chairlift.outputs import EngineCoreOutput, Logprob, ModelRunnerOutput, NewRequest, SchedulerOutput, TokenLogprobs

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 from chairlift.core.baselines.reservations import ReservationKVCacheManager
+from chairlift.core.factory import KVPool, make_kv_cache_manager
 from chairlift.core.kv.block_pool import BlockPool
-from chairlift.core.kv.copying_kv_cache import CopyingKVCacheManager
-from chairlift.core.kv.hybrid_kv_cache import HybridKVCacheManager
+from chairlift.core.kv.block_tables import NO_BLOCK
+from chairlift.core.kv.checkpointed_prefixes import CheckpointedPrefixes
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.core.kv.state_checkpoints import StateCheckpoints
 from chairlift.core.kv.swap_space import SwapSpace
-from chairlift.core.kv.windowed_groups import NO_BLOCK
-from chairlift.core.kv.windowed_kv_cache import WindowedKVCacheManager
+
+
+def make_paged_manager(
+    num_blocks: int, block_size: int, enable_prefix_caching: bool = True, **fields: Any
+) -> PagedKVCacheManager:
+    """The manager of paged memory; `fields` are those of `KVPool`."""
+    pool = KVPool(num_blocks, block_size, num_blocks * block_size, **fields)
+    manager = make_kv_cache_manager(pool, enable_prefix_caching)
+    assert isinstance(manager, PagedKVCacheManager)
+    return manager
 
 
 def check_pool(pool: BlockPool) -> None:
@@ -54,15 +64,14 @@ def _check_paged(manager: PagedKVCacheManager) -> None:
     block are those of released tokens."""
     pool = manager.pool
     check_pool(pool)
-    if isinstance(manager, CopyingKVCacheManager):
-        check_swap_space(manager.swap_space)
-        assert manager.swap_space._tables.keys().isdisjoint(manager._tables)
+    check_swap_space(manager.copies.swap_space)
+    assert manager.copies.swap_space._tables.keys().isdisjoint(manager._tables)
     held: dict[int, int] = {}
     for table in manager._tables.values():
         request, tables = table.request, manager.block_tables(table.request)
         lengths = [len(block_ids) for block_ids in tables]
         assert request.num_slots == min(lengths) * manager.block_size
-        released = table.num_released if isinstance(manager, WindowedKVCacheManager) else [0]  # type: ignore[attr-defined]
+        released = table.num_released
         assert manager.num_released_slots(request) == sum(released) * manager.block_size
         assert manager.num_held_slots(request) == (sum(lengths) - sum(released)) * manager.block_size
         for block_ids, num_released in zip(tables, released, strict=True):
@@ -70,11 +79,11 @@ def _check_paged(manager: PagedKVCacheManager) -> None:
             for index, block_id in enumerate(block_ids[num_released:], start=num_released):
                 held[block_id] = held.get(block_id, 0) + 1
                 assert index < table.num_committed or pool._references[block_id] == 1
-    if isinstance(manager, HybridKVCacheManager):
-        assert manager._states.keys() == manager._tables.keys()
-        written = [slot for states in manager._states.values() for _, slot in states.written]
-        check_checkpoints(manager.checkpoints, written)
-        assert all(pool.find(key) is not None for key in manager.checkpoints._index), "a checkpoint without its block"
+    if isinstance(prefixes := manager.prefixes, CheckpointedPrefixes):
+        assert prefixes._states.keys() == manager._tables.keys()
+        written = [slot for states in prefixes._states.values() for _, slot in states.written]
+        check_checkpoints(prefixes.checkpoints, [*written, *(slot for _, slot in prefixes._swapped.values())])
+        assert all(pool.find(key) is not None for key in prefixes.checkpoints._index), "a checkpoint without its block"
     assert pool._references == [held.get(block_id, 0) for block_id in range(manager.num_blocks)]
 
 

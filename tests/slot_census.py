@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from chairlift.core.kv.block_tables import NO_BLOCK
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
-from chairlift.core.kv.windowed_groups import NO_BLOCK
 from chairlift.request import Request
 
 RANKS = ("token_states", "reserved", "internal")

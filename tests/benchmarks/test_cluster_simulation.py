@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from chairlift.cluster.replica_state import ReplicaState, RoutedPrompt
 from chairlift.config import SchedulerConfig
-from chairlift.core.baselines.selection import KVPool
+from chairlift.core.factory import KVPool
 from chairlift.errors import ConfigError
 from chairlift.events import EventList, RequestFinished
 from chairlift.lab.sim.cost_model import StepShape

@@ -19,8 +19,8 @@ from typing import Any
 
 from chairlift.clock import MonotonicClock
 from chairlift.config import EngineConfig
-from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
+from chairlift.core.factory import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.engine.input_processor import RequestLimits
 from chairlift.engine.process import engine_process
 from chairlift.engine.process.engine_process import AnnouncingExecutor, FrontEnd

@@ -15,7 +15,7 @@ from chairlift.cluster.autoscaling import TARGET_BATCH_USE, QueueScaling, batch_
 from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.cluster.replica_state import ReplicaLoad
 from chairlift.config import EngineConfig, SchedulerConfig
-from chairlift.core.baselines.selection import KVPool
+from chairlift.core.factory import KVPool
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, RequestArrived
 from chairlift.lab.sim.simulator import SimConfig

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.config import SCHEDULING_POLICIES
+from chairlift.core.kv.kv_groups import FULL
 from chairlift.errors import RequestError
 from chairlift.events import RequestFinished, Step
 from chairlift.observability.replay import Replay
@@ -111,8 +112,9 @@ SEARCHES = st.tuples(
     steps_ahead=st.integers(0, 1),
     policy=st.sampled_from(SCHEDULING_POLICIES),
     aborted=st.one_of(st.none(), st.integers(1, 6)),
+    windows=st.sampled_from([FULL, FULL, (None, 3), (4, 4), (2, None, 5)]),
 )
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_beams_do_not_depend_on_the_engine(
     searches: list[tuple[list[int], int, int, tuple[int, ...], dict[str, Any]]],
     others: list[tuple[list[int], int]],
@@ -125,9 +127,12 @@ def test_beams_do_not_depend_on_the_engine(
     steps_ahead: int,
     policy: str,
     aborted: int | None,
+    windows: tuple[int | None, ...],
 ) -> None:
+    num_swap_blocks = num_swap_blocks if windows == FULL else 0
     core, manager, _, events = make_engine(
-        num_blocks=num_blocks,
+        num_blocks=num_blocks * len(windows),
+        windows=windows,
         block_size=block_size,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + extra_budget,
@@ -166,7 +171,7 @@ def test_beams_do_not_depend_on_the_engine(
         assert gone | found.keys() == expected.keys()
     ended = [event.request_id for event in events.events if isinstance(event, RequestFinished)]
     assert sorted(ended) == sorted(expected)
-    num_slots = num_blocks * block_size
+    num_slots = manager.num_blocks * block_size
     steps = [event for event in events.events if isinstance(event, Step)]
     assert all(e.token_states + e.reserved + e.internal + e.external + e.free == num_slots for e in steps)
     assert all(min(e.token_states, e.reserved, e.internal, e.free, e.saved) >= 0 for e in steps)

@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from chairlift.config import FAIR_POLICIES, KV_ARENAS, SCHEDULING_POLICIES
 from chairlift.core.baselines.arena import ARENAS
-from chairlift.core.kv.kv_cache_manager import FULL
+from chairlift.core.kv.block_tables import held_blocks
+from chairlift.core.kv.kv_groups import FULL, KVGroups
 from chairlift.core.kv.state_checkpoints import CheckpointPlan
-from chairlift.core.kv.windowed_groups import KVGroups, held_blocks
 from chairlift.core.measuring.accounting import slot_usage
 from chairlift.errors import RequestError
 from chairlift.events import RequestArrived, RequestFinished, RequestRejected, Step

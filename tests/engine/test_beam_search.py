@@ -64,7 +64,6 @@ def make_llm(folder: Path, **options: Any) -> tuple[LLM, EventList]:
         str(folder),
         skip_tokenizer_init=True,
         num_threads=1,
-        disable_hybrid_kv_cache_manager=True,
         **{"num_kv_blocks": 400, "kv_cache_dtype": "float32", **options},
     )
     return LLM(engine=build_engine(config, events=events)), events

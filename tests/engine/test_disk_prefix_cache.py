@@ -165,7 +165,30 @@ def test_a_flipped_bit_costs_time_but_no_token(folder: Path, tmp_path: Path, cap
     assert "is damaged and was removed; its tokens are computed" in caplog.text
 
 
-def test_options_that_cannot_be_combined(folder: Path, tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("arch", ["gemma3", "gpt_oss"])
+def test_a_conversation_with_a_model_with_windows_goes_on_after_a_restart(
+    arch: str, tiny_model_dir: Callable[..., Path], tmp_path: Path
+) -> None:
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    options: dict[str, Any] = {"skip_tokenizer_init": True, "num_threads": 1, "block_size": 4, "num_kv_blocks": 300}
+
+    def run_turns(**each: Any) -> list[tuple[list[int], int]]:
+        history: list[int] = []
+        turns = []
+        for turn in range(3):
+            llm = LLM(model=str(tiny_model_dir(arch)), **options, **each)
+            (output,) = llm.generate([[*history, *range(20 + turn, 60)]], params, use_tqdm=False)
+            history = [*output.prompt_token_ids, *output.outputs[0].token_ids]
+            turns.append((output.outputs[0].token_ids, output.num_cached_tokens))
+            llm.close()
+        return turns
+
+    computed, loaded = run_turns(), run_turns(prefix_cache_dir=tmp_path)
+    assert [answer for answer, _ in loaded] == [answer for answer, _ in computed]
+    assert [num_cached for _, num_cached in loaded] == [0, 68, 136]
+
+
+def test_options_that_cannot_be_combined(folder: Path, tmp_path: Path) -> None:
     for options, message in (
         ({"kv": "exact"}, "prefix_cache_dir needs the prefix cache"),
         ({"enable_prefix_caching": False}, "prefix_cache_dir needs the prefix cache"),
@@ -176,5 +199,3 @@ def test_options_that_cannot_be_combined(folder: Path, tiny_model_dir: Callable[
             LLM(model=str(folder), prefix_cache_dir=tmp_path, **options)
     with pytest.raises(ConfigError, match="prefix_cache_disk_bytes=5 needs prefix_cache_dir: set it, or remove"):
         LLM(model=str(folder), prefix_cache_disk_bytes=5)
-    with pytest.raises(ConfigError, match="whose layers have sliding windows"):
-        LLM(model=str(tiny_model_dir("gemma3")), prefix_cache_dir=tmp_path, skip_tokenizer_init=True, num_kv_blocks=200)

@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from chairlift import LLM, EngineConfig, SamplingParams
-from chairlift.core.kv.windowed_groups import KVGroups
+from chairlift.core.kv.kv_groups import KVGroups
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.pool_plan import plan_layout
 from chairlift.events import EventList, Step

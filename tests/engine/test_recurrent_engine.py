@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift import LLM, EngineConfig, SamplingParams
-from chairlift.core.kv.hybrid_kv_cache import HybridKVCacheManager
+from chairlift.core.kv.checkpointed_prefixes import CheckpointedPrefixes
 from chairlift.core.speculation.prompt_lookup import PromptLookup, Proposal
 from chairlift.engine.startup import decoder_engine
 from chairlift.engine.startup.decoder_engine import prepare_decoder
@@ -240,7 +240,7 @@ def test_aborts_while_draft_tokens_are_computed_leave_nothing_behind(
     monkeypatch.setattr(PromptLookup, "propose", lambda _, tokens, count: known.propose(tokens, count))
     core = build_engine(make_config(folder, speculative_config={"method": "ngram"})).core
     executor, manager = core._executor, core.scheduler._kv
-    assert isinstance(manager, HybridKVCacheManager)
+    assert isinstance(manager.prefixes, CheckpointedPrefixes)
     for number, prompt in enumerate(prompts()):
         core.add(make_request(str(number), prompt, NEW_TOKENS))
     answers: dict[str, list[int]] = {}
@@ -256,8 +256,8 @@ def test_aborts_while_draft_tokens_are_computed_leave_nothing_behind(
     assert len(aborted) == 3
     assert all(answers[str(n)] == plain[n] for n in range(len(prompts())) if str(n) not in aborted)
     assert manager.num_free_blocks == manager.num_blocks
-    assert not manager._states
-    assert manager.checkpoints.num_used == len(manager.checkpoints._index)
+    assert not manager.prefixes._states
+    assert manager.prefixes.checkpoints.num_used == len(manager.prefixes.checkpoints._index)
     for name in aborted:
         core.add(make_request(f"{name} again", prompts()[int(name)], NEW_TOKENS))
     again = run_to_end(core)

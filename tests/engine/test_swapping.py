@@ -56,10 +56,24 @@ def test_swapping_gives_the_tokens_of_recomputation(options: dict[str, Any], fol
     assert steps[-1].swap_blocks == 0
 
 
-@pytest.mark.parametrize("arch", ["gemma3", "granite4_h"])
-def test_models_that_are_not_swapped_are_refused(arch: str, tiny_model_dir: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("arch", ["granite4_h", "lfm2", "qwen3_5"])
+def test_a_model_with_recurrent_state_continues_at_its_last_checkpoint(
+    arch: str, tiny_model_dir: Callable[..., Path]
+) -> None:
+    expected, recomputed = run(tiny_model_dir(arch))
+    found, steps = run(tiny_model_dir(arch), preemption_mode="swap", swap_space=0.001)
+    assert found == expected
+    assert sum(len(step.swapped) for step in steps) > 0
+    assert sum(step.num_recomputed for step in steps) <= sum(step.num_recomputed for step in recomputed)
+    assert steps[-1].swap_blocks == 0
+
+
+@pytest.mark.parametrize(("arch", "options"), [("gemma3", {}), ("granite4_h", {"enable_prefix_caching": False})])
+def test_models_that_are_not_swapped_are_refused(
+    arch: str, options: dict[str, Any], tiny_model_dir: Callable[..., Path]
+) -> None:
     with pytest.raises(ConfigError, match=r"preemption_mode=swap does not support '.*tiny_.*', because it has"):
-        run(tiny_model_dir(arch), preemption_mode="swap", swap_space=0.001)
+        run(tiny_model_dir(arch), preemption_mode="swap", swap_space=0.001, **options)
 
 
 def test_a_swap_space_without_a_block_is_refused(folder: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from worker_fakes import new_request
 
-from chairlift.core.kv.windowed_groups import NO_BLOCK
+from chairlift.core.kv.block_tables import NO_BLOCK
 from chairlift.worker.input_batch import InputBatch, gather_input_batch
 from chairlift.worker.request_rows import RequestRows
 

@@ -12,8 +12,8 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from chairlift.core.kv.block_hashes import block_hash, root_hash
 from chairlift.core.kv.index_changes import block_key
-from chairlift.core.kv.prefix_cache import block_hash, root_hash
 
 
 @dataclass(frozen=True, slots=True)

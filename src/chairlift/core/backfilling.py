@@ -131,5 +131,5 @@ class Backfilling:
 
 
 def _max_steps(request: Request) -> int:
-    """The number of tokens that the request may still generate, which is that of its steps after the prompt."""
+    """The number of tokens that the request may still generate, one in each step after the prompt."""
     return request.end_total_tokens - request.num_tokens

@@ -3,7 +3,7 @@
     beams    a b c      their best continuations: a1 c7 a4 | b2 a9 ...     the next beams: a1 c7 a4
     forks    a and c continue themselves; b, which has no successor, becomes a copy of a
 
-The rules are those of `transformers.generate(num_beams=n)`: a continuation with a stop token is an answer if it is
+The rules follow `transformers.generate(num_beams=n)`: a continuation with a stop token is an answer if it is
 among the `n` best ones, and the `n` best others are the next beams. Answers are compared by the sum of their logprobs,
 divided by the number of their tokens to the power of `length_penalty`.
 """
@@ -51,7 +51,7 @@ class BeamGroup:
 
     Attributes:
         members: the leader, which computes the prompt, and its siblings.
-        is_started: the first tokens were chosen, so that each member has a sequence of its own.
+        is_started: the first tokens were chosen, so that each member has its sequence.
         has_joined: the siblings have run.
         answers: the best complete outputs, in descending order of their scores.
     """
@@ -77,7 +77,7 @@ class BeamGroup:
         return self.members if self.is_started else self.members[:1]
 
     def record(self, request: Request, logprobs: TokenLogprobs) -> bool:
-        """Keep the likely next tokens of a beam; returns whether those of all beams are known."""
+        """Keep the likely next tokens of a beam; returns whether all beams have theirs now."""
         self._found[request.request_id] = logprobs
         return len(self._found) == len(self.active)
 

@@ -14,8 +14,9 @@ from chairlift.config import SchedulerConfig
 from chairlift.core.beam_group import BeamGroup, BeamMove, replace_tokens
 from chairlift.core.chunk_allowance import ChunkAllowance
 from chairlift.core.continuous_batching import ContinuousBatching, StepPlan
+from chairlift.core.kv.block_tables import held_blocks
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
-from chairlift.core.kv.windowed_groups import held_blocks
+from chairlift.core.kv.kv_groups import FULL
 from chairlift.core.measuring.scheduler_meter import SchedulerMeter
 from chairlift.core.scheduler import Scheduler
 from chairlift.errors import RequestError
@@ -83,7 +84,7 @@ class BeamBatching(ContinuousBatching):
     def num_needed_blocks(self, request: Request) -> int:
         group = self.group_of(request)
         members = group.members if group is not None and group.is_started else [request]
-        return sum(self._kv.demand(member).needed for member in members)
+        return sum(map(self._num_admission_blocks, members))
 
     def _schedule_running(self, plan: StepPlan, chunks: ChunkAllowance) -> tuple[int, bool]:
         """As for other requests. Chunks also leave a token to each beam that joins its leader in this step."""
@@ -105,6 +106,7 @@ class BeamBatching(ContinuousBatching):
         if group is None or not group.is_started or request is not group.leader:
             return True
         joining = [member for member in group.members if member.status is not RequestStatus.RUNNING]
+        self._release_outside(group, plan)
         is_fork = not group.has_joined and request.num_computed_tokens == request.num_tokens - 1
         while self._num_needed_blocks(group, joining, is_fork) > self._kv.num_free_blocks:
             if self.preempt_last(plan) is request:
@@ -129,15 +131,27 @@ class BeamBatching(ContinuousBatching):
 
     def _num_needed_blocks(self, group: BeamGroup, joining: list[Request], is_fork: bool) -> int:
         """The free blocks that the known tokens of all beams need."""
-        size, num_needed = self._kv.block_size, 0
+        size, num_groups, num_needed = self._kv.block_size, len(self._kv.windows), 0
         for member in group.members:
             if member not in joining:
-                num_needed += max(0, -(-(member.num_tokens - member.num_slots) // size))
+                num_needed += num_groups * max(0, -(-(member.num_tokens - member.num_slots) // size))
             elif is_fork:
-                num_needed += -(-member.num_tokens // size) - group.leader.num_computed_tokens // size
+                num_needed += num_groups * (-(-member.num_tokens // size) - group.leader.num_computed_tokens // size)
             else:
-                num_needed += self._kv.demand(member).needed
+                num_needed += self._num_admission_blocks(member)
         return num_needed
+
+    def _num_admission_blocks(self, request: Request) -> int:
+        """The free blocks that a request needs, also if others are admitted before it. With windows this is the most
+        that it ever holds, because what it needs depends on the prefix that is cached, which others may evict."""
+        has_windows = self._kv.windows != FULL
+        return self._kv.worst_case_blocks(request) if has_windows else self._kv.demand(request).needed
+
+    def _release_outside(self, group: BeamGroup, plan: StepPlan) -> None:
+        """Release the blocks that left their windows, first those that several beams share."""
+        for member in group.members:
+            if member.status is RequestStatus.RUNNING and (released := self._kv.release_outside(member)):
+                self._meter.record_released(member, released, plan.time)
 
     def preempt_last(self, plan: StepPlan) -> Request:
         """Preempt the running request with the largest key, and all beams of its group; returns their leader."""
@@ -157,7 +171,7 @@ class BeamBatching(ContinuousBatching):
         self._moves.pop(request.request_id, None)
         super().remove(request, now)
 
-    def move_beams(self, moves: list[BeamMove]) -> None:
+    def move_beams(self, moves: list[BeamMove], now: float) -> None:
         """Let the beams of a group continue the sequences that were chosen."""
         forked = {each.request_id: [*parent.token_ids] for each, parent, _token in moves if each is not parent}
         for request, parent, token in moves:
@@ -166,7 +180,7 @@ class BeamBatching(ContinuousBatching):
                 if request is not parent:
                     before = held_blocks(self._kv.block_tables(request))
                     self._kv.fork(request, parent)
-                    self._meter.record_fork(request, before)
+                    self._meter.record_fork(request, before, now)
         for request, _parent, token in moves:
             token_ids = forked.get(request.request_id, request.token_ids)
             token_ids.append(token)
@@ -254,7 +268,7 @@ class BeamScheduler(Scheduler):
             if group.leader.is_finished:
                 continue
             if moves := group.advance():
-                self._batch.move_beams(moves)
+                self._batch.move_beams(moves, now)
             else:
                 answers = self._end(group, now)
                 finished += [answer.request_id for answer in answers]
@@ -275,7 +289,7 @@ class BeamScheduler(Scheduler):
         return [self._meter.last_output(member, outputs[member.request_id], now) for member in group.members]
 
     def _finish_group(self, group: BeamGroup, reason: FinishReason | None, now: float) -> None:
-        """Finish all beams, the leader last. For None the reason is that of the end of each sequence."""
+        """Finish all beams, the leader last. For None each one gets the reason that its sequence shows."""
         for member in reversed(group.members):
             is_stopped = member.token_ids[-1] in member.stop_token_ids
             super()._finish(member, reason or (FinishReason.STOP if is_stopped else FinishReason.LENGTH), now)

@@ -122,7 +122,7 @@ class RunningBatch(ABC):
             self.running.append(request)
         self.waiting.record_admission(request)
         tables = [list(block_ids) for block_ids in self._kv.block_tables(request)]
-        plan.output.new_requests.append(request.new_request(tables, self._kv.checkpoint(request)))
+        plan.output.new_requests.append(request.new_request(tables, self._kv.prefixes.checkpoint(request)))
 
     def grow(self, request: Request, num_slots: int, plan: StepPlan) -> bool:
         """Extend the request's memory to `num_slots` tokens; False if memory is short."""
@@ -150,7 +150,7 @@ class RunningBatch(ABC):
             plan.sampling.append(request)
 
     def accept_drafts(self, request: Request, count: int, plan: StepPlan) -> None:
-        """Record that `count` draft tokens of the step were accepted, so their K and V are those of output tokens."""
+        """Record that `count` draft tokens of the step were accepted, so their K and V belong to output tokens."""
         request.num_computed_tokens += count
         self._meter.record_accepted_drafts(request, count, plan.time)
         self.waiting.record_accepted_drafts(request, count)

@@ -3,7 +3,7 @@
     none         no prediction
     max_tokens   the limit of the request
     history:Q    the quantile Q (0.5 without it) of the latest outputs of the tenant after the same start of the prompt;
-                 while there are few, that of all its outputs, then that of all tenants, then max_tokens
+                 while there are few, of all its outputs, then of all tenants, then max_tokens
     oracle       the true length, if it is forced
 
 A request is predicted once, when it arrives. Events have the prediction, from which metrics compute its error.

@@ -21,6 +21,7 @@ from chairlift.core.length_predictors import make_length_predictor
 from chairlift.core.measuring.scheduler_meter import SchedulerMeter
 from chairlift.core.parked_siblings import ParkedSiblings
 from chairlift.core.queues.request_queue import RequestQueue
+from chairlift.core.request_checks import check_length
 from chairlift.core.speculation.draft_selection import DraftSelection
 from chairlift.errors import RequestError
 from chairlift.events import EventSink
@@ -117,15 +118,7 @@ class Scheduler:
         """Raise RequestError if the request cannot be served."""
         if request.request_id in self._requests:
             raise RequestError(f"request id {request.request_id!r} is in use by an unfinished request", "request_id")
-        # A request that generates no tokens has one output token, which is never computed.
-        if request.max_total_tokens - self._config.is_pooling > self._config.max_model_len:
-            raise RequestError(
-                f"{request.num_prompt_tokens} prompt tokens and up to "
-                f"{request.max_total_tokens - request.num_prompt_tokens} output tokens exceed "
-                f"max_model_len={self._config.max_model_len}",
-                "max_tokens",
-            )
-        self._kv.check_fits(request)
+        check_length(request, self._config, self._kv)
 
     @property
     def queue(self) -> RequestQueue:
@@ -150,7 +143,7 @@ class Scheduler:
         self._meter.record_step(plan.output, plan.requests, self._batch.running, len(self._requests), now)
         if self._drafts is not None:
             self._drafts.extend(plan.output, plan.sampling)
-            self._kv.plan_draft_checkpoints(plan.output, plan.sampling)
+            self._kv.prefixes.plan_draft_checkpoints(plan.output, plan.sampling)
         for request in plan.prefilled:
             self._release_siblings(request, now)
         self._step += 1

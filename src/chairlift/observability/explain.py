@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple
 
 from chairlift.config import FAIR_POLICIES, PRIORITY_POLICIES
-from chairlift.core.kv.windowed_groups import KVGroups
+from chairlift.core.kv.kv_groups import KVGroups
 from chairlift.core.queues.shortest_remaining import remaining_work
 from chairlift.events import EngineStarted
 from chairlift.observability.explained_slo import ExplainedSLO, explain_slo

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from chairlift.config import KV_POLICIES
-from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager
+from chairlift.core.factory import KVPool, make_kv_cache_manager
+from chairlift.core.kv.held_memory import hold
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
-from chairlift.core.kv.windowed_kv_cache import hold
 from chairlift.counts import counted
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, RequestArrived

@@ -53,7 +53,7 @@ ComputeSeconds = Callable[[int, int], float]
 
 
 class DiskBlockStore:
-    """A `core.kv.stored_kv_cache.BlockStore` in a folder with a file for each block or checkpoint.
+    """A `core.kv.stored_prefixes.BlockStore` in a folder with a file for each block or checkpoint.
 
     A file has a header with a digest of its contents, and gets its name when it is complete, so files that were cut
     off, changed or not finished are recognized, and removed. The folder belongs to one model in one format with one
@@ -64,7 +64,7 @@ class DiskBlockStore:
     removed is created again after RETRY_SECONDS, and the lost files are forgotten.
 
     Args:
-        folder: the folder of all models; that of the fingerprint is created in it.
+        folder: the folder of all models; the folder of the fingerprint is created in it.
         fingerprint: what determines the contents of a block, besides its tokens.
         caches: the KV memory of each layer, or the memory of the checkpoints of each layer.
         num_block_tokens: the number of tokens of a block.
@@ -345,7 +345,7 @@ def _open_privately(path: str, flags: int) -> int:
 
 
 def cache_tensors(cache: KVCache | RecurrentState) -> list[torch.Tensor]:
-    """The tensors of a layer's memory, each once. Their first dimension is that of blocks, or of slots of states."""
+    """The tensors of a layer's memory, each once. Their first dimension counts blocks, or slots of states."""
     return list(dict.fromkeys(tensor for tensor in cache if tensor is not None))
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.core.baselines.reservations import RESERVATIONS
-from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager
+from chairlift.core.factory import KVPool, make_kv_cache_manager
 from chairlift.errors import ConfigError, RequestError
 from chairlift.events import RequestWaiting, Step
 from fakes import expected_tokens, make_engine, make_request, run_to_end

@@ -7,7 +7,7 @@ import hashlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager
+from chairlift.core.factory import KVPool, make_kv_cache_manager
 from chairlift.core.kv.block_pool import BlockPool
 from chairlift.core.kv.index_changes import IndexChangeLog, block_key
 from fakes import allocate, make_request

@@ -5,14 +5,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from chairlift.core.kv.copying_kv_cache import CopyingKVCacheManager
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.errors import RequestError
 from chairlift.outputs import SchedulerOutput
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
 from fakes import allocate, make_request
-from kv_invariants import check_manager
+from kv_invariants import check_manager, make_paged_manager
 
 
 def admit_and_compute(manager: PagedKVCacheManager, request: Request) -> None:
@@ -22,14 +21,14 @@ def admit_and_compute(manager: PagedKVCacheManager, request: Request) -> None:
 
 
 def test_an_error_shows_the_arithmetic() -> None:
-    manager = PagedKVCacheManager(num_blocks=4, block_size=4)
+    manager = make_paged_manager(num_blocks=4, block_size=4)
     manager.check_fits(make_request("fits", [1] * 10, max_tokens=7))
     with pytest.raises(RequestError, match=r"10 prompt tokens and up to 8 output.*17 slots = 5 blocks of 4.*has 4"):
         manager.check_fits(make_request("large", [1] * 10, max_tokens=8))
 
 
 def test_a_prefix_hit_leaves_one_token_to_compute() -> None:
-    manager = PagedKVCacheManager(num_blocks=8, block_size=4)
+    manager = make_paged_manager(num_blocks=8, block_size=4)
     first = make_request("a", [1, 2, 3, 4, 5, 6, 7, 8])
     admit_and_compute(manager, first)
     twin = make_request("b", [1, 2, 3, 4, 5, 6, 7, 8])
@@ -41,7 +40,7 @@ def test_a_prefix_hit_leaves_one_token_to_compute() -> None:
 
 
 def test_a_freed_prefix_is_found_again_and_counted_as_needed() -> None:
-    manager = PagedKVCacheManager(num_blocks=4, block_size=4)
+    manager = make_paged_manager(num_blocks=4, block_size=4)
     first = make_request("a", list(range(9)))
     admit_and_compute(manager, first)
     manager.free(first)
@@ -53,7 +52,7 @@ def test_a_freed_prefix_is_found_again_and_counted_as_needed() -> None:
 
 
 def test_prompt_logprobs_skip_the_cache() -> None:
-    manager = PagedKVCacheManager(num_blocks=8, block_size=4)
+    manager = make_paged_manager(num_blocks=8, block_size=4)
     admit_and_compute(manager, make_request("a", list(range(9))))
     params = SamplingParams(prompt_logprobs=1)
     assert allocate(manager, request := Request("b", list(range(9)), params, 8))
@@ -61,7 +60,7 @@ def test_prompt_logprobs_skip_the_cache() -> None:
 
 
 def test_without_a_cache_siblings_share_the_leaders_prompt_and_other_requests_do_not() -> None:
-    manager = PagedKVCacheManager(num_blocks=12, block_size=4, enable_prefix_caching=False)
+    manager = make_paged_manager(num_blocks=12, block_size=4, enable_prefix_caching=False)
     leader = make_request("a", list(range(9)))
     admit_and_compute(manager, leader)
     sibling = make_request("b", list(range(9)), leader_id="a")
@@ -87,7 +86,7 @@ class ManagerMachine(RuleBasedStateMachine):
         num_swap_blocks=st.integers(0, 12),
     )
     def start(self, num_blocks: int, block_size: int, caching: bool, num_swap_blocks: int) -> None:
-        self.manager = CopyingKVCacheManager(num_blocks, block_size, caching, num_swap_blocks)
+        self.manager = make_paged_manager(num_blocks, block_size, caching, num_swap_blocks=num_swap_blocks)
         self.count = 0
 
     def snapshot(self) -> tuple[object, ...]:
@@ -143,10 +142,10 @@ class ManagerMachine(RuleBasedStateMachine):
         if request is None:
             return None
         needed, used = -(-request.num_computed_tokens // self.manager.block_size), self.manager.counts().num_swap_blocks
-        has_space = needed <= self.manager.swap_space.num_blocks - used
+        has_space = needed <= self.manager.copies.swap_space.num_blocks - used
         is_computed = request.num_computed_tokens == request.num_tokens  # so that a step would have nothing to compute
         is_swapped = self.manager.swap_out(request)
-        assert is_swapped is (has_space and not is_computed and self.manager.swap_space.num_blocks > 0)
+        assert is_swapped is (has_space and not is_computed and self.manager.copies.swap_space.num_blocks > 0)
         assert self.manager.counts().num_swap_blocks == used + needed * is_swapped
         self.manager.free(request)
         if not is_swapped:
@@ -165,7 +164,7 @@ class ManagerMachine(RuleBasedStateMachine):
             return None
         self.manager.plan_step(SchedulerOutput(0, {}), [])
         assert num_computed <= request.num_computed_tokens < request.num_tokens
-        assert request.request_id not in self.manager.swap_space
+        assert request.request_id not in self.manager.copies.swap_space
         return request
 
     @rule(request=consumes(running))

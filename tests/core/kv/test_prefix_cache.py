@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chairlift.core.kv.block_hashes import block_hash, root_hash
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
-from chairlift.core.kv.prefix_cache import block_hash, root_hash
 from fakes import collect, expected_tokens, make_engine, make_request, run_to_end
 
 SALTS = [None, "", "a", "b"]
@@ -45,7 +45,7 @@ def check_tables(manager: PagedKVCacheManager, salt_of_hash: dict[bytes, str | N
     salt_of_block: dict[int, str | None] = {}
     for table in manager._tables.values():
         salt = table.request.cache_salt
-        for block in table.block_ids:
+        for block in table.block_ids[0]:
             assert salt_of_block.setdefault(block, salt) == salt
             found = manager.pool._hashes[block]
             assert found is None or salt_of_hash.setdefault(found, salt) == salt

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from chairlift.clock import VirtualClock
 from chairlift.config import SchedulerConfig
-from chairlift.core.baselines.selection import make_scheduler
 from chairlift.core.engine_core import EngineCore
-from chairlift.core.kv.kv_cache_manager import FULL, KVCacheManager
+from chairlift.core.factory import make_scheduler
+from chairlift.core.kv.kv_cache_manager import KVCacheManager
+from chairlift.core.kv.kv_groups import FULL
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.core.measuring.accounting import slot_usage
 from chairlift.core.speculation.draft_selection import MAX_LAG, MAX_READ
@@ -33,6 +34,7 @@ from fakes import (
     make_request,
     run_to_end,
 )
+from kv_invariants import make_paged_manager
 
 FREE_ROWS = RowTime({1: 1.0, 64: 1.0})
 COSTLY_ROWS = RowTime({1: 1.0, 64: 64.0})
@@ -237,7 +239,7 @@ def test_a_draft_model_proposes_while_it_pays(probability: float, is_worth_it: b
         row_time=RowTime({1: 1.0, 64: 4.0}),
         draft_row_time=RowTime({1: 0.2, 64: 0.8}),
     )
-    manager = PagedKVCacheManager(64, 16)
+    manager = make_paged_manager(64, 16)
     executor = DraftModelExecutor(16, 64, 200, 4, probability=probability)
     events = EventList()
     core = EngineCore(make_scheduler(config, manager, events), executor, VirtualClock())
@@ -270,7 +272,7 @@ def test_a_predictor_proposes_for_requests_that_have_computed_a_step() -> None:
     config = SchedulerConfig(200, 4, 64, speculative_config=SpeculativeConfig(method="mtp"))
     events, prompts = EventList(), [[7] * 40, [5], [7] * 17, [3]]
     core = EngineCore(
-        make_scheduler(config, PagedKVCacheManager(9, 16), events), PredictorExecutor(16, 9, 64, 4), VirtualClock()
+        make_scheduler(config, make_paged_manager(9, 16), events), PredictorExecutor(16, 9, 64, 4), VirtualClock()
     )
     for number, prompt in enumerate(prompts):
         core.add(make_request(str(number), prompt, 40))

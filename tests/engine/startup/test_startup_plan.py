@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from chairlift.config import EngineConfig
 from chairlift.core.baselines.arena import BuddyArena
-from chairlift.core.kv.kv_cache_manager import FULL
+from chairlift.core.kv.kv_groups import FULL
 from chairlift.engine.startup.pool_plan import CacheSizes, checkpoint_interval, plan_pool
 from chairlift.errors import ConfigError
 from chairlift.worker import kv_cache_plan

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from chairlift.config import EngineConfig
-from chairlift.core.baselines.selection import KVPool
+from chairlift.core.factory import KVPool
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.events import EventList
 from chairlift.lab.report.recorded_run import RecordedRun, recorded_run

@@ -17,8 +17,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from chairlift import LLM, EngineConfig, SamplingParams
 from chairlift.config import QUANTIZATIONS, SchedulerConfig
-from chairlift.core.baselines.selection import KVPool
 from chairlift.core.engine_core import EngineCore
+from chairlift.core.factory import KVPool
 from chairlift.engine.startup.activation_plan import plan_activations
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import load_model

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from chairlift.config import KV_ARENAS
-from chairlift.core.kv.kv_cache_manager import FULL
-from chairlift.core.kv.windowed_groups import held_blocks
+from chairlift.core.kv.block_tables import held_blocks
+from chairlift.core.kv.kv_groups import FULL
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, Event
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from chairlift.config import SchedulerConfig
-from chairlift.core.baselines.selection import KVPool
+from chairlift.core.factory import KVPool
 from chairlift.events import Event, EventList
 from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.arrivals import ArrivalProcess

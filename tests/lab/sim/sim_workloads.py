@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from chairlift.clock import VirtualClock
 from chairlift.config import SchedulerConfig
-from chairlift.core.baselines.selection import KVPool
+from chairlift.core.factory import KVPool
 from chairlift.events import EventList
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.executor import SimExecutor

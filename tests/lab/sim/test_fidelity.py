@@ -20,8 +20,8 @@ from sim_workloads import ReplayingExecutor
 
 from chairlift.clock import VirtualClock
 from chairlift.config import BATCHINGS, KV_POLICIES, SCHEDULING_POLICIES, EngineConfig
-from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore, Executor
+from chairlift.core.factory import make_kv_cache_manager, make_scheduler
 from chairlift.core.scheduler import Scheduler
 from chairlift.engine.startup import decoder_engine
 from chairlift.engine.startup.factory import build_engine

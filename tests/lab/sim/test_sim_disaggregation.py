@@ -8,7 +8,7 @@ import pytest
 from sim_workloads import ConstantCost
 
 from chairlift.config import SchedulerConfig
-from chairlift.core.baselines.selection import KVPool
+from chairlift.core.factory import KVPool
 from chairlift.lab.metrics.requests import RequestMetrics
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.disaggregation import Instances

@@ -10,8 +10,8 @@ from sim_workloads import MAX_MODEL_LEN, ConstantCost, ReplayingExecutor, config
 
 from chairlift.clock import VirtualClock
 from chairlift.config import SchedulerConfig
-from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore, Executor
+from chairlift.core.factory import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.events import EventList, Step
 from chairlift.lab.sim.cost_model import StepShape, num_causal_pairs, num_padding_pairs, recorded_shape
 from chairlift.lab.sim.executor import SimExecutor

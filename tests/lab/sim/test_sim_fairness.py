@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sim_workloads import ConstantCost
 
 from chairlift.config import SchedulerConfig
-from chairlift.core.baselines.selection import KVPool
+from chairlift.core.factory import KVPool
 from chairlift.core.queues import queue_selection
 from chairlift.core.queues.prefix_fair_queue import PrefixFairQueue
 from chairlift.events import Event, Step

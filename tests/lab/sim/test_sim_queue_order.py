@@ -9,7 +9,7 @@ import pytest
 from sim_workloads import ConstantCost
 
 from chairlift.config import SchedulerConfig
-from chairlift.core.baselines.selection import KVPool
+from chairlift.core.factory import KVPool
 from chairlift.events import EventList, RequestFinished
 from chairlift.lab.metrics.run import summarize
 from chairlift.lab.sim.cost_model import StepShape

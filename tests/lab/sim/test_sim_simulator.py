@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from sim_workloads import ConstantCost, configs, request, simulated, small_config, workloads
 
 from chairlift.config import SchedulerConfig
-from chairlift.core.baselines.selection import KVPool
+from chairlift.core.factory import KVPool
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, EventList, RequestArrived, RequestFinished, RequestRejected, Step
 from chairlift.lab.metrics.run import RunTally, summarize

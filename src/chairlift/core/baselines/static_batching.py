@@ -155,7 +155,7 @@ class StaticScheduler(Scheduler):
     def _release_outputs(
         self, outputs: list[EngineCoreOutput], finished: list[str], now: float
     ) -> list[EngineCoreOutput]:
-        """Keep the outputs until the batch is complete, and return those of failed requests."""
+        """Keep the outputs until the batch is complete, and return the outputs of failed requests."""
         for output in outputs:
             if output.error is None:
                 self._batch.buffered[output.request_id].append(output)

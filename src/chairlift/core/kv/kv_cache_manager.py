@@ -7,14 +7,15 @@ It leaves open when memory is taken: paging on demand is one policy behind it, r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from chairlift.core.kv.index_changes import IndexChangeLog
+from chairlift.core.kv.kv_groups import FULL
+from chairlift.core.kv.prefix_source import PrefixSource
+from chairlift.core.kv.uncached_prefixes import NoPrefixes
+from chairlift.errors import RequestError
 from chairlift.outputs import SchedulerOutput
 from chairlift.request import Request
-
-FULL: Final[tuple[int | None, ...]] = (None,)
-"""The windows of a model whose layers all attend to all preceding tokens: one group of layers without a window."""
 
 
 class MemoryDemand(NamedTuple):
@@ -56,7 +57,7 @@ class TableChange(NamedTuple):
     """The change of a request's block tables by `grow`.
 
     Attributes:
-        added: the appended blocks, for each group of layers that has a table of its own; one group without windows.
+        added: the appended blocks, for each group of layers; without windows there is one group.
         released: blocks of all groups that left the window of their layers.
     """
 
@@ -70,6 +71,7 @@ class KVCacheManager(Protocol):
     Attributes:
         windows: the sliding window of each group of layers (see `KVGroups`); a slot is the memory of one token in the
             layers of one group.
+        prefixes: finds what requests share, and plans checkpoints of recurrent states.
         index_changes: the changes of the prefix cache; None if they are not recorded.
         can_preempt: a running request can be preempted; otherwise it keeps its memory until it finishes.
     """
@@ -77,6 +79,7 @@ class KVCacheManager(Protocol):
     num_blocks: int
     block_size: int
     windows: tuple[int | None, ...] = FULL
+    prefixes: PrefixSource = NoPrefixes()
     index_changes: IndexChangeLog | None = None
     can_preempt: bool = True
 
@@ -98,7 +101,16 @@ class KVCacheManager(Protocol):
 
     def check_fits(self, request: Request) -> None:
         """Raise RequestError, with the arithmetic, if the request could not run even alone."""
-        return
+        needed = self.worst_case_blocks(request)
+        if needed > self.num_blocks:
+            groups = f" in {len(self.windows)} groups of layers" if len(self.windows) > 1 else ""
+            raise RequestError(
+                f"the request can never fit: {request.num_prompt_tokens} prompt tokens and up to "
+                f"{request.max_total_tokens - request.num_prompt_tokens} output tokens write "
+                f"{request.max_total_tokens - 1} slots = {needed} blocks of {self.block_size}{groups}, and the whole "
+                f"pool has {self.num_blocks}. Lower max_tokens, shorten the prompt, or raise --kv-cache-memory-bytes.",
+                "max_tokens",
+            )
 
     def demand(self, request: Request) -> MemoryDemand: ...
 
@@ -120,21 +132,13 @@ class KVCacheManager(Protocol):
         """Release the blocks that left the window of their layers by the last step, and return them by request."""
         return []
 
-    def checkpoint(self, request: Request) -> int | None:
-        """The checkpoint with the recurrent state of the request at its admission; None if there is none."""
-        return None
-
-    def num_matched_tokens(self, request: Request) -> int:
-        """The number of tokens of which other requests had K and V at the admission of the request."""
-        return request.num_computed_tokens
+    def release_outside(self, request: Request) -> list[int]:
+        """Release the blocks that left the windows of a running request, and return them."""
+        return []
 
     def plan_step(self, output: SchedulerOutput, requests: Sequence[Request]) -> None:
         """Add the checkpoints that the scheduled requests write in this step, and the blocks that are copied before it,
         to its output."""
-        return
-
-    def plan_draft_checkpoints(self, output: SchedulerOutput, requests: Sequence[Request]) -> None:
-        """Add the checkpoints that requests write after draft tokens, which are released if a token is rejected."""
         return
 
     def swap_out(self, request: Request) -> bool:
@@ -142,7 +146,7 @@ class KVCacheManager(Protocol):
         return False
 
     def fork(self, request: Request, parent: Request) -> None:
-        """Let a beam continue the sequence of another one (see `CopyingKVCacheManager`)."""
+        """Let a beam continue the sequence of another one (see `BlockCopies.fork`)."""
         raise RuntimeError(f"{type(self).__name__} has no beams")
 
     def free(self, request: Request) -> None: ...

@@ -1,31 +1,22 @@
-"""Paged KV memory: the block tables of the requests, extended on demand and shared through a prefix cache.
-
-    block table of a request with 14 tokens, of which 10 are computed, in blocks of 4 slots:
-
-    [ 0  1  2  3][ 4  5  6  7][ 8  9  .  .][ .  .  .  .]     slots with K and V, and slots to be written
-    |------ committed ------|     full, computed and indexed by the prefix cache: other requests may share them
+"""Paged KV memory: the block tables of the requests, extended on demand and shared as far as prefixes are equal.
 
 Every method computes its need first, and on failure it returns with nothing changed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import zip_longest
 
+from chairlift.core.kv.block_copies import BlockCopies
 from chairlift.core.kv.block_pool import BlockPool
+from chairlift.core.kv.block_tables import NO_BLOCK, BlockTables, held_blocks
 from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryCounts, MemoryDemand, TableChange
-from chairlift.core.kv.prefix_cache import PrefixCache
-from chairlift.errors import RequestError
+from chairlift.core.kv.kv_groups import KVGroups
+from chairlift.core.kv.prefix_source import PrefixSource
+from chairlift.core.kv.sliding_windows import SlidingWindows
+from chairlift.outputs import SchedulerOutput
 from chairlift.request import Request
-
-
-@dataclass(slots=True)
-class BlockTable:
-    """The blocks of a request. Those at indices below `num_committed` are full and computed, so they can be shared."""
-
-    request: Request
-    block_ids: list[int]
-    num_committed: int
 
 
 class PagedKVCacheManager(KVCacheManager):
@@ -34,14 +25,19 @@ class PagedKVCacheManager(KVCacheManager):
     Admission takes the blocks of all tokens, also of a prompt that is computed in chunks; decoding takes one more block
     at each block boundary. It is the one owner of block tables: the scheduler has requests, and the worker copies of
     the block ids.
+
+    Args:
+        prefixes: finds the blocks that a request shares, in most engines a `PrefixCache`.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self.pool = BlockPool(num_blocks)
-        self._prefix_cache = PrefixCache(self.pool, block_size) if enable_prefix_caching else None
-        self._tables: dict[str, BlockTable] = {}
+    def __init__(self, pool: BlockPool, groups: KVGroups, prefixes: PrefixSource, num_swap_blocks: int = 0) -> None:
+        self.num_blocks, self.block_size, self.windows = pool.num_blocks, groups.block_size, groups.windows
+        self.pool = pool
+        self.prefixes = prefixes
+        self.copies = BlockCopies(pool, prefixes, groups.block_size, num_swap_blocks)
+        self.groups = groups
+        self._windows = SlidingWindows(groups, pool) if groups.has_windows else None
+        self._tables: dict[str, BlockTables] = {}
 
     @property
     def num_free_blocks(self) -> int:
@@ -49,34 +45,22 @@ class PagedKVCacheManager(KVCacheManager):
 
     @property
     def version(self) -> int:
-        """Changes whenever an allocation that failed might succeed now. Without a prefix cache it does not change when
-        a leader fills blocks that a sibling could share."""
-        return self.pool.version
+        """Without a prefix cache it does not change when a leader fills blocks that a sibling could share."""
+        return self.pool.version + self.prefixes.version
 
     def counts(self) -> MemoryCounts:
-        return MemoryCounts(self.pool.num_evictable, self.pool.num_shared)
+        pool, prefixes = self.pool, self.prefixes
+        checkpoints = prefixes.num_checkpoints, prefixes.num_evicted_checkpoints
+        return MemoryCounts(pool.num_evictable, pool.num_shared, 0, self.copies.swap_space.num_used, *checkpoints)
 
     def block_tables(self, request: Request) -> list[list[int]]:
         """The request's block table for each group of layers; read-only."""
-        return [self._tables[request.request_id].block_ids]
+        return self._tables[request.request_id].block_ids
 
     def worst_case_blocks(self, request: Request) -> int:
         """The maximum number of blocks that the request holds at a time before it finishes."""
         # K and V of the last token are never written.
-        return self._num_blocks_for(request.max_total_tokens - 1)
-
-    def check_fits(self, request: Request) -> None:
-        """Raise RequestError, with the arithmetic, if the request could not run even alone."""
-        needed = self.worst_case_blocks(request)
-        if needed > self.num_blocks:
-            groups = f" in {len(self.windows)} groups of layers" if len(self.windows) > 1 else ""
-            raise RequestError(
-                f"the request can never fit: {request.num_prompt_tokens} prompt tokens and up to "
-                f"{request.max_total_tokens - request.num_prompt_tokens} output tokens write "
-                f"{request.max_total_tokens - 1} slots = {needed} blocks of {self.block_size}{groups}, and the whole "
-                f"pool has {self.num_blocks}. Lower max_tokens, shorten the prompt, or raise --kv-cache-memory-bytes.",
-                "max_tokens",
-            )
+        return sum(self.groups.most_blocks(request.max_total_tokens - 1))
 
     def demand(self, request: Request) -> MemoryDemand:
         """What the admission of the request would take now."""
@@ -84,10 +68,11 @@ class PagedKVCacheManager(KVCacheManager):
         return MemoryDemand(needed, self.pool.num_free, self.pool.num_evictable, self.pool.num_free)
 
     def num_cached_tokens(self, request: Request) -> int:
-        return len(self._shared_prefix(request)) * self.block_size
+        return len(self._shared_prefix(request)[0]) * self.block_size
 
     def allocate(self, request: Request) -> int | None:
         """Give a request the blocks of all its tokens. Those of a prefix that another request has computed are shared.
+        Groups of layers with a window take further blocks later, by `grow`.
 
         Returns the number of tokens that already have K and V; None if memory is short.
         """
@@ -95,75 +80,107 @@ class PagedKVCacheManager(KVCacheManager):
         block_ids = self._shared_prefix(request)
         if self._num_needed(request, block_ids) > self.pool.num_free:
             return None
-        num_found, num_blocks = len(block_ids), self._num_blocks_for(request.num_tokens)
-        self.pool.share(block_ids)  # before the next line, which might evict them
-        block_ids += self.pool.allocate(num_blocks - num_found)
-        self._tables[request.request_id] = BlockTable(request, block_ids, num_committed=num_found)
-        request.num_slots = num_blocks * self.block_size
-        return num_found * self.block_size
+        num_shared, num_blocks = len(block_ids[0]), self.groups.num_blocks(request.num_tokens)
+        self.pool.share(held_blocks(block_ids))  # before the next lines, which might evict them
+        for table, window in zip(block_ids, self.windows, strict=True):
+            if window is None:
+                table += self.pool.allocate(num_blocks - num_shared)
+        num_released = self.groups.first_blocks(num_shared * self.block_size)
+        tables = self._tables[request.request_id] = BlockTables(request, block_ids, num_shared, num_released)
+        num_swapped = self.copies.swap_in(tables)
+        self.prefixes.attach(tables)
+        self._count_slots(tables)
+        return max(tables.num_committed * self.block_size, num_swapped)
 
-    def grow(self, request: Request, num_slots: int) -> TableChange | None:
-        """Extend the request's table to `num_slots` tokens; None if memory is short. Also commits blocks that earlier
-        steps have filled."""
-        table = self._tables[request.request_id]
-        count = self._num_blocks_for(num_slots) - len(table.block_ids)
-        if count > self.pool.num_free:
+    def _num_needed(self, request: Request, prefix: list[list[int]]) -> int:
+        """The free blocks that the request needs if it shares `prefix`, whose blocks may be free themselves."""
+        num_new = self.groups.num_new_blocks(request.num_tokens, len(prefix[0]))
+        return num_new + sum(map(self.pool.is_free, held_blocks(prefix)))
+
+    def _shared_prefix(self, request: Request) -> list[list[int]]:
+        """For each group the blocks to share with other requests. At least one token is left to compute, because its
+        logits are needed. Nothing is shared if the logprobs of the prompt are requested."""
+        if request.sampling_params.prompt_logprobs is not None:
+            return [[] for _ in self.windows]
+        return self.prefixes.find(request, (len(request.token_ids) - 1) // self.block_size)
+
+    # -- running requests ----------------------------------------------------------------------------------------
+
+    def grow(self, request: Request, num_slots: int, num_computed: int | None = None) -> TableChange | None:
+        """Extend the request's tables to `num_slots` tokens; None if memory is short. Also commits blocks that earlier
+        steps have filled, and releases blocks that left their windows, as if `num_computed` tokens were computed."""
+        num_computed = request.num_computed_tokens if num_computed is None else num_computed
+        tables, num_free = self._tables[request.request_id], self.pool.num_free
+        num_blocks = self.groups.num_blocks(num_slots)
+        counts = [max(0, num_blocks - len(block_ids)) for block_ids in tables.block_ids]
+        if self._windows is not None:
+            num_free += self._windows.num_releasable(tables, num_computed)
+        if sum(counts) > num_free:
             return None
-        self._commit(table)
-        added = self.pool.allocate(count)
-        table.block_ids += added
-        request.num_slots += count * self.block_size
-        return TableChange([added], [])
+        self.prefixes.commit(tables)
+        released = [] if self._windows is None else self._windows.release(tables, num_computed)
+        added = [self.pool.allocate(count) for count in counts]
+        for block_ids, new in zip(tables.block_ids, added, strict=True):
+            block_ids += new
+        self._count_slots(tables)
+        return TableChange(added, released)
 
     def commit(self, request: Request) -> None:
         """Allow other requests to share the full blocks of a chunk that was just scheduled."""
-        self._commit(self._tables[request.request_id])
+        tables = self._tables[request.request_id]
+        self.prefixes.commit(tables)
+        if self._windows is not None:
+            self._windows.record_chunk(request)
+
+    def fork(self, request: Request, parent: Request) -> None:
+        """Let a request continue the sequence of another one; see `BlockCopies.fork`."""
+        none = BlockTables(request, [[] for _ in self.windows], 0, [0] * len(self.windows))
+        tables = self._tables.setdefault(request.request_id, none)
+        self.copies.fork(tables, self._tables[parent.request_id])
+        self._count_slots(tables)
+
+    def release_outside(self, request: Request) -> list[int]:
+        tables = self._tables[request.request_id]
+        self.prefixes.commit(tables)
+        return [] if self._windows is None else self._windows.release(tables, request.num_computed_tokens)
+
+    def _count_slots(self, tables: BlockTables) -> None:
+        tables.request.num_slots = min(map(len, tables.block_ids)) * self.block_size
+
+    def swap_out(self, request: Request) -> bool:
+        return self.copies.swap_out(self._tables[request.request_id])
 
     def free(self, request: Request) -> None:
-        """Release the request's blocks. Full ones stay in the prefix cache until they are evicted, and the end of the
-        table is evicted first, because no prefix is found without its beginning."""
-        table = self._tables.pop(request.request_id)
-        self._commit(table)
-        self.pool.release(reversed(table.block_ids))
+        """Release the request's blocks. Full ones stay in the prefix cache until they are evicted, and the ends of the
+        tables are evicted first, because no prefix is found without its beginning."""
+        tables = self._tables.pop(request.request_id)
+        # A beam that has finished has the tokens of its answer, and its last block may have others.
+        if not (request.sampling_params.use_beam_search and request.finish_reason is not None):
+            self.prefixes.detach(tables)
+        if self._windows is not None:
+            self._windows.forget(request)
+        rows = zip_longest(*tables.block_ids, fillvalue=NO_BLOCK)
+        self.pool.release(reversed(held_blocks(list(rows))))
         request.num_slots = 0
 
     def forget(self, request: Request) -> None:
-        """Drop all that is kept for a request that has finished."""
-        if self._prefix_cache is not None:
-            self._prefix_cache.forget(request)
+        self.prefixes.forget(request)
+        self.copies.swap_space.forget(request.request_id)
 
-    def _commit(self, table: BlockTable) -> None:
-        request, start = table.request, table.num_committed
-        end = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size  # without pending tokens
-        if end > start:
-            if self._prefix_cache is not None:
-                self._prefix_cache.register(request, table.block_ids, start, end)
-            table.num_committed = end
+    def begin_step(self) -> list[tuple[Request, list[int]]]:
+        self.prefixes.begin_step()
+        chunked = [] if self._windows is None else self._windows.take_chunked()
+        return [(request, released) for request in chunked if (released := self.release_outside(request))]
 
-    def _num_needed(self, request: Request, prefix: list[int]) -> int:
-        """The free blocks that the request needs if it shares `prefix`, whose blocks may be free themselves."""
-        num_new = self._num_blocks_for(request.num_tokens) - len(prefix)
-        return num_new + sum(map(self.pool.is_free, prefix))
+    def plan_step(self, output: SchedulerOutput, requests: Sequence[Request]) -> None:
+        self.prefixes.plan_step(output, requests)
+        self.copies.plan_step(output)
 
-    def _shared_prefix(self, request: Request) -> list[int]:
-        """The blocks to share with other requests. At least one token is left to compute, because its logits are
-        needed. Nothing is shared if the logprobs of the prompt are requested."""
-        if request.sampling_params.prompt_logprobs is not None:
-            return []
-        limit = (len(request.token_ids) - 1) // self.block_size
-        if self._prefix_cache is not None:
-            return self._prefix_cache.find(request, limit)
-        leader = self._leader_table(request)
-        limit = min(limit, request.num_prompt_tokens // self.block_size)
-        return [] if leader is None else leader.block_ids[: min(limit, leader.num_committed)]
+    def num_held_slots(self, request: Request) -> int:
+        tables = self._tables.get(request.request_id)
+        num_slots = 0 if tables is None else sum(map(len, tables.block_ids)) * self.block_size
+        return num_slots - self.num_released_slots(request)
 
-    def _leader_table(self, request: Request) -> BlockTable | None:
-        """The table of a sibling with the same prompt, whose blocks are shared even without a prefix cache."""
-        table = self._tables.get(request.leader_id) if request.leader_id is not None else None
-        if table is None or table.request.cache_salt != request.cache_salt or table.request.lora_id != request.lora_id:
-            return None
-        prompt = request.token_ids[: request.num_prompt_tokens]
-        return table if table.request.token_ids[: request.num_prompt_tokens] == prompt else None
-
-    def _num_blocks_for(self, num_slots: int) -> int:
-        return -(-num_slots // self.block_size)
+    def num_released_slots(self, request: Request) -> int:
+        tables = self._tables.get(request.request_id)
+        return 0 if tables is None else sum(tables.num_released) * self.block_size

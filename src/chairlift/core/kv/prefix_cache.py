@@ -8,56 +8,47 @@ Equal hashes mean equal tokens from the start of the prompt on, with the same sa
 
 from __future__ import annotations
 
-import hashlib
-from array import array
-
+from chairlift.core.kv.block_hashes import block_hash, group_key, root_hash
 from chairlift.core.kv.block_pool import BlockPool
+from chairlift.core.kv.block_tables import BlockTables
+from chairlift.core.kv.kv_groups import KVGroups
+from chairlift.core.kv.prefix_source import PrefixSource, num_full_blocks
 from chairlift.request import Request
 
 
-def block_hash(parent: bytes, token_ids: list[int]) -> bytes:
-    """The hash of a block's tokens and of all tokens before them, whose hash is `parent`.
+class PrefixCache(PrefixSource):
+    """Hash chains of the unfinished requests, over the index of a block pool.
 
-    It is SHA-256, because a collision would show the contents of one request to another.
+    The index has a block for each group of layers, so a prefix is found only as far as every group has what it needs.
     """
-    return hashlib.sha256(parent + array("q", token_ids).tobytes()).digest()
 
-
-def root_hash(cache_salt: str | None, lora_id: int = 0) -> bytes:
-    """The parent of a request's first block. Requests with different salts hash the same tokens to different values, so
-    they neither share blocks nor learn from response times what others have computed. Requests with different LoRA
-    adapters compute other keys and values from the same tokens."""
-    root = b"" if cache_salt is None else hashlib.sha256(b"cache salt\0" + cache_salt.encode()).digest()
-    return root if not lora_id else hashlib.sha256(b"lora\0" + lora_id.to_bytes(8) + root).digest()
-
-
-class PrefixCache:
-    """Hash chains of the unfinished requests, over the index of a block pool."""
-
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
+    def __init__(self, pool: BlockPool, groups: KVGroups) -> None:
         self._pool = pool
-        self._block_size = block_size
+        self._groups = groups
         self._chains: dict[str, list[bytes]] = {}
 
-    def find(self, request: Request, limit: int) -> list[int]:
-        """The cached blocks of the longest prefix of the request's tokens, at most `limit` blocks."""
-        prefix: list[int] = []
-        for block_id in map(self._pool.find, self.chain(request, limit)):
-            if block_id is None:
-                break
-            prefix.append(block_id)
-        return prefix
+    def find(self, request: Request, limit: int) -> list[list[int]]:
+        numbers = range(len(self._groups.windows))
+        keys = ([group_key(block, group) for group in numbers] for block in self.chain(request, limit))
+        return self._groups.longest_hit([self._pool.find(key) for key in column] for column in keys)
 
-    def register(self, request: Request, block_ids: list[int], start: int, end: int) -> None:
-        """Index the blocks `start` to `end - 1` of the request's table, which are full and computed."""
-        chain = self.chain(request, end)
-        for index in range(start, end):
-            self._pool.register(block_ids[index], chain[index])
+    def commit(self, tables: BlockTables) -> None:
+        end = num_full_blocks(tables, self._groups.block_size)
+        if end > tables.num_committed:
+            self.register(tables, end)
+
+    def register(self, tables: BlockTables, end: int) -> None:
+        """Index the first `end` blocks of all tables, which are full, as far as they are not indexed or released."""
+        chain = self.chain(tables.request, end)
+        for group, block_ids in enumerate(tables.block_ids):
+            for index in range(max(tables.num_committed, tables.num_released[group]), end):
+                self._pool.register(block_ids[index], group_key(chain[index], group))
+        tables.num_committed = end
 
     def chain(self, request: Request, num_blocks: int) -> list[bytes]:
         """The hashes of the first `num_blocks` blocks of the request's tokens, which must be full; computed once."""
         chain = self._chains.setdefault(request.request_id, [])
-        size = self._block_size
+        size = self._groups.block_size
         for index in range(len(chain), num_blocks):
             parent = chain[-1] if chain else root_hash(request.cache_salt, request.lora_id)
             chain.append(block_hash(parent, request.token_ids[index * size : (index + 1) * size]))

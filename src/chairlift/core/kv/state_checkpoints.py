@@ -117,6 +117,12 @@ class StateCheckpoints:
         self.version += 1
         return True
 
+    def take(self, key: bytes) -> int:
+        """Remove a checkpoint from the index, and return its slot, which the caller registers or releases later."""
+        checkpoint = self._index.pop(key)
+        checkpoint.entry = 0
+        return checkpoint.slot
+
     def release(self, slot: int) -> None:
         """Return a reserved slot that is not registered."""
         self._free[slot] = None

@@ -40,9 +40,9 @@ class SwapSpace:
         self._swapped_out.update(zip(table, block_ids, strict=True))
         return True
 
-    def swap_in(self, request_id: str, block_ids: Sequence[int], num_cached: int) -> None:
-        """Plan to copy the request's blocks to the first of these blocks of the pool. They are free in the swap space
-        once the step is planned, because it copies out before it copies in.
+    def swap_in(self, request_id: str, block_ids: Sequence[int], num_cached: int) -> int:
+        """Plan to copy the request's blocks to the first of these blocks of the pool; returns their number. They are
+        free in the swap space once the step is planned, because it copies out before it copies in.
 
         Args:
             num_cached: the number of blocks, the first ones, that the pool has already.
@@ -50,6 +50,7 @@ class SwapSpace:
         table = self._tables.pop(request_id)
         self._swapped_in.update(list(zip(block_ids, table, strict=False))[num_cached:])
         self._to_free += table
+        return len(table)
 
     def forget(self, request_id: str) -> None:
         """Free the request's blocks, if it has any."""

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from chairlift.core.kv.kv_cache_manager import FULL, KVCacheManager
-from chairlift.core.kv.windowed_groups import held_blocks
+from chairlift.core.kv.block_tables import held_blocks
+from chairlift.core.kv.kv_cache_manager import KVCacheManager
+from chairlift.core.kv.kv_groups import FULL
 from chairlift.request import Request, WaitReason
 
 SHORT_OF_MEMORY = frozenset({WaitReason.MEMORY, WaitReason.PREEMPTION})

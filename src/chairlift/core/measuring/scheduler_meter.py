@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from chairlift.core.kv.block_tables import held_blocks
 from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand, TableChange
-from chairlift.core.kv.windowed_groups import held_blocks
 from chairlift.core.measuring.accounting import num_written_slots, slot_usage
 from chairlift.core.measuring.request_meter import RequestMeter
 from chairlift.core.measuring.wait_log import WaitLog
@@ -124,7 +124,7 @@ class SchedulerMeter:
         meter.start_holding(self._kv.num_held_slots(request), num_written_slots(request, self._kv), now)
         if meter.recompute_until > request.num_computed_tokens:
             self._recomputing[request.request_id] = request
-        if (num_matched := self._kv.num_matched_tokens(request)) > request.num_computed_tokens:
+        if (num_matched := self._kv.prefixes.num_matched_tokens(request)) > request.num_computed_tokens:
             self._matched[request.request_id] = num_matched
         if meter.first_scheduled_time is None:
             meter.first_scheduled_time = now
@@ -143,10 +143,15 @@ class SchedulerMeter:
         request.meter.write_moment -= moment
         self._released.setdefault(request.request_id, []).extend(block_ids)
 
-    def record_fork(self, request: Request, before: list[int]) -> None:
-        """Record that a beam continues another one, so that it holds other blocks than `before`, but as many."""
+    def record_fork(self, request: Request, before: list[int], now: float) -> None:
+        """Record that a beam continues another one, so that it holds other blocks than `before`. They are as many, if
+        both have released equally many that left a window."""
+        held = held_blocks(self._kv.block_tables(request))
+        moment = (len(held) - len(before)) * self._kv.block_size * now
+        request.meter.hold_moment += moment
+        request.meter.write_moment += moment
         self._released[request.request_id] = before
-        self._forked[request.request_id] = held_blocks(self._kv.block_tables(request))
+        self._forked[request.request_id] = held
 
     def record_freeing(self, request: Request, now: float) -> None:
         """Record that the memory of the request is about to be freed."""

@@ -1,7 +1,7 @@
 """Earliest deadline first (EDF; Liu and Layland, 1973) over the objectives of the time to first token.
 
     preempted, by arrival  >  can meet their objective, by deadline  >  the others, by arrival
-                                                                        ^ each eighth turn is that of the oldest
+                                                                        ^ the oldest has each eighth turn
 
 Under overload plain EDF serves each request just too late. So a request that would miss its objective even if its
 prompt were computed alone from now on yields to those that can meet theirs, and waits with the requests that have no
@@ -20,7 +20,7 @@ from chairlift.request import Request
 from chairlift.step_time import StepTime
 
 TURN_OF_OTHERS: Final = 8
-"""While requests yield, one of this number of admissions is that of the oldest of them, so that none starves."""
+"""While requests yield, one of this number of admissions goes to the oldest of them, so that none starves."""
 
 
 class EarliestDeadlineQueue(RequestQueue):

@@ -28,7 +28,7 @@ OUTPUT_TOKEN_COST = 2.0
 
 
 class FairQueue(RequestQueue):
-    """The tenant with the smallest counter goes first, with a queue by priority of its own; the one with the largest
+    """The tenant with the smallest counter goes first, and has a queue by priority; the one with the largest
     counter is preempted first. `peek` is linear in the number of waiting tenants.
 
     Args:
@@ -74,7 +74,7 @@ class FairQueue(RequestQueue):
         return (self.counter(head.tenant), 0, head.arrival_index)
 
     def in_order(self) -> Iterator[Request]:
-        """The requests of the tenant with the smallest counter, and then those of the next one."""
+        """The requests of the tenant with the smallest counter, and then the requests of the next one."""
         for tenant in sorted(self._queues, key=self.counter):
             yield from self._queues[tenant].in_order()
 

@@ -6,8 +6,8 @@ Models", 2023, section 4.1): requests that received little service go first, wit
     level 2   quantum 2048   [ b e f ]      and returns to level 0 when it has waited STARVATION_STEPS
     ...
 
-Service is that of fair sharing: prompt tokens and output tokens by their costs; tokens that are computed again cost
-nothing. A level is first come, first served. A running request is displaced by one at least two levels above it,
+Service is counted as in fair sharing: prompt tokens and output tokens by their costs; tokens that are computed again
+cost nothing. A level is first come, first served. A running request is displaced by one at least two levels above it,
 because it then waits behind all of its level. FastServe displaces for one level, too.
 
 Starvation rule: a request that waits STARVATION_STEPS steps is promoted to level 0. There it is behind those that
@@ -31,10 +31,10 @@ PROMPT_COST, OUTPUT_COST = int(PROMPT_TOKEN_COST), int(OUTPUT_TOKEN_COST)
 NO_LEVEL: Final = (0, 0)
 
 QUANTUM: Final = 512
-"""The service that a request receives in level 0, at most: the cost of 256 output tokens. Each level has twice that of
-the one above it, as in the paper, whose first quantum is the time of one step. That pays if a few outputs are much
-longer than all others. Those of Azure's conversations are not (coefficient of variation 0.8), and a quantum that ends
-in the middle of ordinary outputs displaces them again and again, so that the mean latency exceeds that of fcfs."""
+"""The service that a request receives in level 0, at most: the cost of 256 output tokens. Each level has twice the
+service of the one above it, as in the paper, whose first quantum is the time of one step. That pays if a few outputs
+are much longer than all others. The outputs of Azure's conversations are not (coefficient of variation 0.8), and a
+quantum that ends in the middle of ordinary outputs displaces them again and again: fcfs has a lower mean latency."""
 
 STARVATION_STEPS: Final = 500
 """The paper's limit is a time (alpha, section 4.1); steps are known without a clock."""

@@ -34,7 +34,7 @@ class PacedQueue(RequestQueue):
     """A queue of any policy, without the streams that are ahead of their readers.
 
     A pause ends at the latest RESUME_SECONDS before the reader has read all tokens: then the request is at the head of
-    the queue, and takes the next seat, also that of a stream that is ahead of its reader. A request that is not
+    the queue, and takes the next seat, even the seat of a stream that is ahead of its reader. A request that is not
     streamed has no reader, and is never paused; if it was admitted during a pause, it gives its seat back.
 
     Args:

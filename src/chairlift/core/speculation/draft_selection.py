@@ -39,7 +39,7 @@ class _Candidate(NamedTuple):
 class DraftSelection:
     """Chooses the draft tokens that a step verifies (see `choose_counts`).
 
-    A draft token needs no memory of its own: it is written to a slot that its request already holds. It never delays or
+    A draft token needs no further memory: it is written to a slot that its request already holds. It never delays or
     preempts another request, because it uses what the planned step leaves of the token budget.
 
     The probability of acceptance is estimated from recent proposals. Those of a prompt lookup are made even if they are
@@ -154,7 +154,7 @@ class DraftSelection:
     def _read(self, request: Request, output: SchedulerOutput) -> bool:
         """Let the draft model read the next tokens of a request if it lags behind, one request at a time.
 
-        The predictor of a model reads the tokens of every step, so it lacks those of the first one only.
+        The predictor of a model reads the tokens of every step, so it lacks only the tokens of the first one.
         """
         request_id = request.request_id
         if self._config.method == "mtp":

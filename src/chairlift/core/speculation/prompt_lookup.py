@@ -44,7 +44,7 @@ class PromptLookup:
         """The tokens after the best earlier occurrence of the last tokens, at most `max_tokens`; None if there is none.
 
         Args:
-            token_ids: all tokens of the request, which begin with those of the calls before.
+            token_ids: all tokens of the request, which begin with the tokens of the calls before.
         """
         self._index(token_ids)
         best, best_length = -1, self._min_match - 1

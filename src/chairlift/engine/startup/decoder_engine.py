@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 
 from chairlift.config import EngineConfig, SchedulerConfig
-from chairlift.core.baselines.selection import make_kv_cache_manager
-from chairlift.core.kv.kv_cache_manager import FULL
+from chairlift.core.factory import make_kv_cache_manager
+from chairlift.core.kv.kv_groups import FULL
 from chairlift.engine.startup.disk_prefix_cache import kv_caches, open_block_stores
 from chairlift.engine.startup.loaded_model import LoadedDecoder, load_decoder
 from chairlift.engine.startup.memory_plan import draft_config

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from chairlift.config import DEFAULT_DISK_BYTES, EngineConfig
-from chairlift.core.kv.kv_cache_manager import FULL
+from chairlift.core.kv.kv_groups import FULL
 from chairlift.engine.startup.loaded_model import LoadedDecoder
 from chairlift.errors import ConfigError
 from chairlift.kernels.attention import KVCache
@@ -35,16 +35,10 @@ def open_block_stores(
         step_time: the measured time of steps, by which blocks are computed where reading would take longer.
 
     Raises:
-        ConfigError: the folder cannot be created, the disk space does not hold a checkpoint, or the model has layers
-            with windows.
+        ConfigError: the folder cannot be created, or the disk space does not hold a checkpoint.
     """
     if config.prefix_cache_dir is None:
         return []
-    if plan.windows != FULL:
-        raise ConfigError(
-            f"prefix_cache_dir does not support {loaded.name!r}, whose layers have sliding windows: remove it, or set "
-            "disable_hybrid_kv_cache_manager"
-        )
     kinds: dict[str, list[KVCache | RecurrentState]] = {"blocks": [*kv_caches(loaded)]}
     if plan.state_bytes:
         kinds["checkpoints"] = list(loaded.model.states(plan.num_state_slots - plan.num_checkpoints))
@@ -71,9 +65,9 @@ def open_block_stores(
 
 
 def kv_caches(loaded: LoadedDecoder) -> list[KVCache]:
-    """The KV memory of each layer that has its own."""
-    caches = [layer.kv_cache for layer in loaded.model.attention_layers.values() if layer.kv_source is None]
-    return [cache for cache in caches if cache is not None]
+    """The KV memory of the layers, each once: groups of layers share it, and layers may read K and V of others."""
+    caches = (layer.kv_cache for layer in loaded.model.attention_layers.values() if layer.kv_source is None)
+    return list({id(cache): cache for cache in caches if cache is not None}.values())
 
 
 def fingerprint(config: EngineConfig, loaded: LoadedDecoder, plan: KVCachePlan) -> dict[str, Any]:
@@ -91,6 +85,7 @@ def fingerprint(config: EngineConfig, loaded: LoadedDecoder, plan: KVCachePlan) 
         "block_size": plan.block_size,
         "block_bytes": plan.block_bytes,
         "max_model_len": config.max_model_len,
+        **({} if plan.windows == FULL else {"windows": plan.windows}),
     }
 
 

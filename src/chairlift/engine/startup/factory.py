@@ -9,8 +9,8 @@ from typing import Final
 
 from chairlift.clock import Clock, MonotonicClock
 from chairlift.config import PRIORITY_POLICIES, EngineConfig
-from chairlift.core.baselines.selection import make_scheduler
 from chairlift.core.engine_core import EngineCore, Executor
+from chairlift.core.factory import make_scheduler
 from chairlift.engine.input_processor import RequestLimits
 from chairlift.engine.lora_adapters import AdapterLoader
 from chairlift.engine.served_engine import EngineFacts, ServedEngine

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from chairlift.config import EngineConfig
-from chairlift.core.baselines.selection import KVPool
+from chairlift.core.factory import KVPool
 from chairlift.engine.startup.activation_plan import plan_activations
 from chairlift.engine.startup.pool_plan import (
     NO_POOL,

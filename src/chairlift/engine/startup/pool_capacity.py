@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from chairlift.config import SchedulerConfig
-from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager
+from chairlift.core.factory import KVPool, make_kv_cache_manager
+from chairlift.core.kv.held_memory import hold
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
-from chairlift.core.kv.windowed_kv_cache import hold
 from chairlift.errors import ConfigError, RequestError
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams

@@ -7,10 +7,9 @@ from typing import Final
 
 from chairlift.config import EngineConfig
 from chairlift.core.baselines.arena import ARENAS
-from chairlift.core.baselines.selection import KVPool
-from chairlift.core.kv.kv_cache_manager import FULL
+from chairlift.core.factory import KVPool
+from chairlift.core.kv.kv_groups import FULL, KVGroups
 from chairlift.core.kv.state_checkpoints import CheckpointPlan
-from chairlift.core.kv.windowed_groups import KVGroups
 from chairlift.errors import ConfigError
 from chairlift.kernels.kernel_memory import DTYPE_BYTES, SPARE_BLOCKS
 from chairlift.models.declaration.model_config import ModelConfig
@@ -179,8 +178,11 @@ def _with_swap_space(config: EngineConfig, pool: KVCachePlan) -> KVCachePlan:
     if config.preemption_mode != "swap":
         return pool
     problem = None
-    if pool.state_bytes or pool.draft_model_state_bytes:
-        problem = "has layers with recurrent state, which are not swapped: set preemption_mode=recompute"
+    if pool.state_bytes and not pool.num_checkpoints:
+        problem = (
+            "has layers with recurrent state, and no checkpoints of it without the prefix cache: set "
+            "enable_prefix_caching, or preemption_mode=recompute"
+        )
     elif pool.windows != FULL:
         problem = "has layers with sliding windows: set preemption_mode=recompute, or disable_hybrid_kv_cache_manager"
     if problem is not None:
@@ -197,8 +199,6 @@ def beam_search_problem(config: EngineConfig, pool: KVCachePlan) -> str | None:
     """Why an engine has no beam search, with what to do; None if it has."""
     if pool.state_bytes:
         return "the model has layers with recurrent state: leave use_beam_search out"
-    if pool.windows != FULL:
-        return "the model has layers with sliding windows: set --disable-hybrid-kv-cache-manager"
     conflicts = {
         f"--kv {config.kv}": config.kv != "paged",
         f"--batching {config.batching}": config.batching != "continuous",

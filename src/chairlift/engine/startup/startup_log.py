@@ -7,8 +7,8 @@ from itertools import repeat
 from typing import Final
 
 from chairlift.config import SchedulerConfig
-from chairlift.core.baselines.selection import KVPool
-from chairlift.core.kv.kv_cache_manager import FULL
+from chairlift.core.factory import KVPool
+from chairlift.core.kv.kv_groups import FULL
 from chairlift.engine.startup.activation_plan import plan_activations
 from chairlift.engine.startup.loaded_model import LoadedDecoder
 from chairlift.engine.startup.pool_capacity import RequestLengths, compute_pool_capacity

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from rich.console import RenderableType
 
 from chairlift.config import EngineConfig
-from chairlift.core.kv.kv_cache_manager import FULL
+from chairlift.core.kv.kv_groups import FULL
 from chairlift.counts import counted
 from chairlift.engine.progress import AdvanceBar, progress_bar
 from chairlift.engine.startup.memory_plan import plan_memory

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any, Final
 
 from chairlift.config import EngineConfig
-from chairlift.core.baselines.selection import KVPool
+from chairlift.core.factory import KVPool
 from chairlift.events import Event, EventList, RequestArrived, Step
 from chairlift.lab.bench.machine import machine_caption
 from chairlift.lab.bench.policies import parse_policies

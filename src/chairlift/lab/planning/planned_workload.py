@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager
+from chairlift.core.factory import KVPool, make_kv_cache_manager
 from chairlift.engine.startup.pool_capacity import (
     LENGTHS_PER_DRAW,
     RequestLengths,

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from chairlift.config import KV_ARENAS, KV_CACHE_DTYPES, KV_POLICIES, EngineConfig, SchedulerConfig
-from chairlift.core.baselines.selection import KVPool
+from chairlift.core.factory import KVPool
 from chairlift.engine.startup.memory_plan import MemoryPlan, plan_memory
 from chairlift.engine.startup.pool_capacity import PoolCapacity, compute_pool_capacity
 from chairlift.engine.startup.pool_plan import kv_slot_bytes, plan_layout, planned_pool

@@ -18,7 +18,7 @@ import numpy as np
 from rich.table import Table
 
 from chairlift.config import SCHEDULING_POLICIES, SchedulerConfig
-from chairlift.core.baselines.selection import KVPool
+from chairlift.core.factory import KVPool
 from chairlift.errors import ConfigError
 from chairlift.events import SLOT_KINDS
 from chairlift.lab.metrics.run import REPORTED_METRICS

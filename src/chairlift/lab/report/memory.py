@@ -8,7 +8,7 @@ from itertools import repeat
 
 import numpy as np
 
-from chairlift.core.kv.windowed_groups import KVGroups
+from chairlift.core.kv.kv_groups import KVGroups
 from chairlift.events import SLOT_KINDS, Step
 from chairlift.lab.report.trace import Floats, RunTrace, final_slots
 

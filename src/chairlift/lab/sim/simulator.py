@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from chairlift.clock import VirtualClock
 from chairlift.config import EngineConfig, SchedulerConfig
-from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
+from chairlift.core.factory import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.errors import ConfigError, RequestError
 from chairlift.events import EngineStarted, EventSink
 from chairlift.lab.sim.cost_model import CostModel

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.core.engine_core import EngineCore
-from chairlift.core.kv.hybrid_kv_cache import HybridKVCacheManager
+from chairlift.core.kv.checkpointed_prefixes import CheckpointedPrefixes
 from chairlift.core.kv.state_checkpoints import CheckpointPlan
+from chairlift.core.kv.uncached_prefixes import NoPrefixes
 from chairlift.core.speculation.prompt_lookup import Proposal
 from chairlift.errors import RequestError
 from chairlift.events import RequestFinished, Step
@@ -119,7 +120,7 @@ def test_the_checkpoint_of_an_output_replaces_the_one_before() -> None:
     answer(core, "a", tokens(1, 40), max_tokens=100)
     written = [position for output in executor.outputs for position, _ in output.checkpoints.get("a", [])]
     assert written == [32, 48, 64, 80, 96, 112, 128]
-    assert manager.checkpoints.num_used == 2, "the end of the prompt, and the end of the output"
+    assert manager.prefixes.checkpoints.num_used == 2, "the end of the prompt, and the end of the output"
     assert answer(core, "b", tokens(1, 40) + expected_tokens(tokens(1, 40), 100), 1)
     assert executor.outputs[-1].new_requests[0].num_computed_tokens == 128
 
@@ -130,7 +131,7 @@ def test_checkpoints_at_multiples_of_the_interval_are_kept() -> None:
     written = [position for output in executor.outputs for position, _ in output.checkpoints.get("a", [])]
     assert [position for position in written if position <= 300] == [64, 128, 192, 256, 288]
     kept = {64, 128, 192, 256, 288, 320, 384}
-    assert manager.checkpoints.num_used == len(kept)
+    assert manager.prefixes.checkpoints.num_used == len(kept)
     answer(core, "b", tokens(1, 200) + tokens(2, 50))
     assert num_cached(events.events)[1] == 192
 
@@ -174,7 +175,7 @@ def test_without_a_prefix_cache_nothing_is_shared_and_no_checkpoint_is_written()
     assert run_to_end(core) == dict.fromkeys("abc", expected_tokens(prompt, 30))
     assert all(new.num_computed_tokens == 0 for output in executor.outputs for new in output.new_requests)
     assert not any(output.checkpoints for output in executor.outputs)
-    assert manager.checkpoints.num_slots == 0
+    assert isinstance(manager.prefixes, NoPrefixes)
 
 
 def test_a_preempted_request_continues_at_its_last_checkpoint() -> None:
@@ -192,10 +193,10 @@ def test_a_preempted_request_continues_at_its_last_checkpoint() -> None:
 def test_a_checkpoint_is_lost_with_its_block() -> None:
     core, manager, _, events = make_hybrid_engine(num_blocks=30, max_model_len=480)
     answer(core, "a", tokens(1, 200))
-    assert manager.checkpoints.num_used
+    assert manager.prefixes.checkpoints.num_used
     answer(core, "b", tokens(2, 470))
     check_manager(manager)
-    assert all(manager.pool.find(key) is not None for key in manager.checkpoints._index)
+    assert all(manager.pool.find(key) is not None for key in manager.prefixes.checkpoints._index)
     answer(core, "c", tokens(1, 200))
     assert num_cached(events.events) == [0, 0, 0]
 
@@ -208,11 +209,11 @@ def test_draft_tokens_leave_the_checkpoints_of_plain_decoding(acceptance: float,
         core, manager, executor, _ = make_hybrid_engine(interval=64, propose=propose)
         answer(core, "a", tokens(1, 40), max_tokens=150)
         assert (len(executor.outputs) < 100) == (propose is not None and acceptance > 0)
-        assert manager.checkpoints.num_used == len(manager.checkpoints._index)
-        kept.append(set(manager.checkpoints._index))
+        assert manager.prefixes.checkpoints.num_used == len(manager.prefixes.checkpoints._index)
+        kept.append(set(manager.prefixes.checkpoints._index))
         known = [*tokens(1, 40), *expected_tokens(tokens(1, 40), 150)]
         states = {prefix_key(known[:length]) for length in range(0, len(known), BLOCK_SIZE)}
-        assert {executor.checkpoints[each.slot] for each in manager.checkpoints._index.values()} <= states
+        assert {executor.checkpoints[each.slot] for each in manager.prefixes.checkpoints._index.values()} <= states
     assert kept[0] == kept[1]
 
 
@@ -236,11 +237,11 @@ def test_a_checkpoint_among_draft_tokens_is_kept_if_those_before_it_are_accepted
     assert executor.outputs[-1].num_drafts("a") == 3, "as many as the block of the request has slots for"
     assert [position for position, _ in executor.outputs[-1].checkpoints["a"]] == [16]
     manager.begin_step()
-    assert manager.checkpoints.num_used == (num_right >= 3)
-    assert not manager._unregistered
+    assert manager.prefixes.checkpoints.num_used == (num_right >= 3)
+    assert not manager.prefixes._unregistered
     run_to_end(core)
     assert request.token_ids == known
-    for entry in manager.checkpoints._index.values():
+    for entry in manager.prefixes.checkpoints._index.values():
         assert executor.checkpoints[entry.slot] in {prefix_key(known[:length]) for length in range(0, 42, BLOCK_SIZE)}
 
 
@@ -265,8 +266,9 @@ def test_salts_do_not_share_checkpoints() -> None:
     max_num_seqs=st.integers(1, 5),
     budget=st.integers(5, 20),
     acceptance=st.sampled_from([None, 0.0, 0.6, 1.0]),
+    num_swap_blocks=st.sampled_from([0, 4, 60]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_slots_are_in_one_use_and_hits_have_their_state(
     arrivals: list[tuple[list[int], int, int]],
     num_blocks: int,
@@ -276,6 +278,7 @@ def test_slots_are_in_one_use_and_hits_have_their_state(
     max_num_seqs: int,
     budget: int,
     acceptance: float | None,
+    num_swap_blocks: int,
 ) -> None:
     """Requests with equal beginnings arrive, are preempted and aborted; an action is the number of a request to abort
     or of steps to compute."""
@@ -286,6 +289,7 @@ def test_slots_are_in_one_use_and_hits_have_their_state(
         max_num_batched_tokens=budget,
         steps_ahead=steps_ahead,
         checkpoints=CheckpointPlan(num_slots, 4 * interval),
+        num_swap_blocks=num_swap_blocks,
         propose=None if acceptance is None else PartlyRightProposals(len(arrivals), acceptance),
     )
     answers: dict[str, list[int]] = {}
@@ -307,8 +311,28 @@ def test_slots_are_in_one_use_and_hits_have_their_state(
     for number, (prompt, max_tokens, _) in enumerate(arrivals):
         assert str(number) in aborted or answers[str(number)] == expected_tokens(prompt, max_tokens)
     assert manager.num_free_blocks == num_blocks
-    assert not manager._states
-    assert manager.checkpoints.num_used == len(manager.checkpoints._index)
+    assert not manager.prefixes._states
+    assert not manager.prefixes._swapped
+    assert not manager.counts().num_swap_blocks
+    assert manager.prefixes.checkpoints.num_used == len(manager.prefixes.checkpoints._index)
+
+
+def test_a_swapped_request_continues_at_its_last_checkpoint_without_the_prefix_cache() -> None:
+    """The blocks of the preempted request are evicted, and with them all other checkpoints of its tokens."""
+    core, manager, executor, events = make_hybrid_engine(
+        num_blocks=21, max_model_len=320, max_num_seqs=2, num_swap_blocks=40
+    )
+    prompts = {"a": tokens(1, 150), "b": tokens(2, 150)}
+    for name, prompt in prompts.items():
+        core.add(make_request(name, prompt, 40))
+    assert run_to_end(core) == {name: expected_tokens(prompt, 40) for name, prompt in prompts.items()}
+    steps = [event for event in events.events if isinstance(event, Step)]
+    assert [event.swapped for event in steps if event.swapped] == [["b"]]
+    again = [new for output in executor.outputs for new in output.new_requests][-1]
+    assert (again.request_id, again.num_computed_tokens % BLOCK_SIZE) == ("b", 0)
+    assert again.num_computed_tokens >= 144
+    assert sum(event.num_recomputed for event in steps) < BLOCK_SIZE
+    check_manager(manager)
 
 
 def test_a_thousand_requests_leave_nothing_behind() -> None:
@@ -323,7 +347,7 @@ def test_a_thousand_requests_leave_nothing_behind() -> None:
         max_num_seqs=8,
         max_num_batched_tokens=96,
     )
-    assert isinstance(manager, HybridKVCacheManager)
+    assert isinstance(manager.prefixes, CheckpointedPrefixes)
     prefixes = [tokens(index, 120) for index in range(8)]
     answers: dict[str, list[int]] = {}
     prompts: dict[str, tuple[list[int], int]] = {}
@@ -348,11 +372,11 @@ def test_a_thousand_requests_leave_nothing_behind() -> None:
     log = [event for event in events.events if isinstance(event, Step)]
     assert sum(len(event.preempted) for event in log) > 10
     assert sum(event.evicted_checkpoints for event in log) > 100
-    assert log[-1].num_checkpoints <= manager.checkpoints.num_slots
+    assert log[-1].num_checkpoints <= manager.prefixes.checkpoints.num_slots
     assert sum(count > 0 for count in num_cached(events.events)) > 100
     assert manager.num_free_blocks == manager.num_blocks
-    assert not manager._states
-    assert not manager._unregistered
+    assert not manager.prefixes._states
+    assert not manager.prefixes._unregistered
     check_manager(manager)
 
 

@@ -6,28 +6,28 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from chairlift.core.kv.kv_cache_manager import FULL
-from chairlift.core.kv.windowed_groups import NO_BLOCK, KVGroups, held_blocks
-from chairlift.core.kv.windowed_kv_cache import WindowedKVCacheManager
+from chairlift.core.kv.block_tables import NO_BLOCK, held_blocks
+from chairlift.core.kv.kv_groups import FULL, KVGroups
+from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.events import Step
 from chairlift.request import Request
 from fakes import allocate, expected_tokens, make_engine, make_request, run_to_end
-from kv_invariants import check_manager
+from kv_invariants import check_manager, make_paged_manager
 
 BLOCK_SIZE = 4
 WINDOWS = (None, 6, 6)
 
 
-def make_manager(num_blocks: int = 64, enable_prefix_caching: bool = True) -> WindowedKVCacheManager:
-    return WindowedKVCacheManager(num_blocks, BLOCK_SIZE, enable_prefix_caching, WINDOWS, max_chunk=8)
+def make_manager(num_blocks: int = 64, enable_prefix_caching: bool = True) -> PagedKVCacheManager:
+    return make_paged_manager(num_blocks, BLOCK_SIZE, enable_prefix_caching, windows=WINDOWS, max_chunk=8)
 
 
-def admit(manager: WindowedKVCacheManager, request: Request) -> Request:
+def admit(manager: PagedKVCacheManager, request: Request) -> Request:
     assert allocate(manager, request)
     return request
 
 
-def compute(manager: WindowedKVCacheManager, request: Request, count: int) -> None:
+def compute(manager: PagedKVCacheManager, request: Request, count: int) -> None:
     """Compute tokens as the scheduler does: memory first, then progress, then the cache."""
     end = request.num_computed_tokens + count
     if end > request.num_slots:
@@ -79,12 +79,12 @@ def test_a_hit_needs_the_last_window_only() -> None:
     assert released == [0, 1, 2, 3]
     manager.pool.allocate(manager.pool.num_free)  # evicts the released blocks
     twin = make_request("b", list(range(30)))
-    tables = manager._shared_tables(twin)
+    tables = manager._shared_prefix(twin)
     assert [len(table) for table in tables] == [7, 7, 7]
     assert tables[0] == held[0][:7]
     assert tables[1] == [NO_BLOCK] * 5 + held[1][5:7]
     shorter = make_request("c", list(range(18)))
-    assert manager._shared_tables(shorter) == [[], [], []], "tokens 11 to 15 have no block in the groups with a window"
+    assert manager._shared_prefix(shorter) == [[], [], []], "tokens 11 to 15 have no block in the groups with a window"
 
 
 def test_released_blocks_are_found_while_they_are_cached() -> None:
@@ -154,7 +154,7 @@ class WindowMachine(RuleBasedStateMachine):
     def start(
         self, num_blocks: int, block_size: int, caching: bool, windows: tuple[int | None, ...], max_chunk: int
     ) -> None:
-        self.manager = WindowedKVCacheManager(num_blocks, block_size, caching, windows, max_chunk)
+        self.manager = make_paged_manager(num_blocks, block_size, caching, windows=windows, max_chunk=max_chunk)
         self.max_chunk = max_chunk
         self.written: dict[tuple[str, int, int], int] = {}
         self.count = 0

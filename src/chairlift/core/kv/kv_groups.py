@@ -5,7 +5,7 @@
     full    [ 0  1  2  3][ 4  5  6  7][ 8  9 10 11][12 13  .  .]
     window     released     released  [ 8  9 10 11][12 13  .  .]
 
-Every group has a block table of its own for each request, and all tables take blocks from the same pool.
+A request has a block table for each group, and all tables take blocks from the same pool.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from chairlift.core.kv.kv_cache_manager import FULL
+from chairlift.core.kv.block_tables import NO_BLOCK
 
-NO_BLOCK: Final = -1
-"""The entry of a block table for tokens that no later query of the group reads."""
+FULL: Final[tuple[int | None, ...]] = (None,)
+"""The windows of a model whose layers all attend to all preceding tokens: one group of layers without a window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,13 @@ class KVGroups:
         windows = (total if window is None else self.num_blocks(window + chunk) + 1 for window in self.windows)
         return [min(total, most) for most in windows]
 
+    def num_new_blocks(self, num_tokens: int, num_shared: int) -> int:
+        """The blocks that the admission of a request takes, and those that groups with a window may need until its last
+        known token is computed, if it shares the first `num_shared` blocks of each group."""
+        num_blocks = self.num_blocks(num_tokens)
+        firsts, mosts = self.first_blocks(num_shared * self.block_size), self.most_blocks(num_tokens)
+        return sum(min(num_blocks, first + most) - num_shared for first, most in zip(firsts, mosts, strict=True))
+
     def max_tokens(self, num_blocks: int, limit: int) -> int:
         """The maximum number of tokens of one request for which a pool of `num_blocks` has enough blocks.
 
@@ -77,6 +84,13 @@ class KVGroups:
         Args:
             columns: for each block of a request's tokens the block to share in each group; None if there is none.
         """
+        if not self.has_windows:
+            prefix: list[int] = []
+            for (block,) in columns:
+                if block is None:
+                    break
+                prefix.append(block)
+            return [prefix]
         length = 0
         found: list[Sequence[int | None]] = []
         starts = [0] * len(self.windows)  # of the run of blocks to share that ends here, in each group
@@ -92,8 +106,3 @@ class KVGroups:
             [NO_BLOCK] * first + [block for column in found[first:length] if (block := column[group]) is not None]
             for group, first in enumerate(self.first_blocks(length * self.block_size))
         ]
-
-
-def held_blocks(tables: Sequence[Sequence[int]]) -> list[int]:
-    """The blocks of all tables, without the entries that have none."""
-    return [block_id for table in tables for block_id in table if block_id != NO_BLOCK]

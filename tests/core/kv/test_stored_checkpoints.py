@@ -100,7 +100,7 @@ def test_a_failed_read_leaves_no_trace() -> None:
         assert run_to_end(core) == {"a": expected_tokens(prompt, 4)}
         assert num_cached(events) == [0]
         check_manager(manager)
-        assert manager.checkpoints.num_used == len(manager.checkpoints._index)
+        assert manager.prefixes.checkpoints.num_used == len(manager.prefixes.checkpoints._index)
 
 
 @given(
@@ -150,4 +150,4 @@ def test_whatever_the_stores_have_answers_are_the_same(
         assert tokens == expected[: len(tokens)], "a restart drops the rest"
     assert tokens == expected
     assert manager.num_free_blocks == num_blocks
-    assert manager.checkpoints.num_used == len(manager.checkpoints._index)
+    assert manager.prefixes.checkpoints.num_used == len(manager.prefixes.checkpoints._index)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.core.engine_core import EngineCore
+from chairlift.core.kv.kv_groups import FULL
 from fakes import CheckingExecutor, make_engine, make_request
 
 BLOCK_SIZE = 4
@@ -31,7 +32,10 @@ class MemoryStore:
             content = [self.executor.memory[slot] for slot in self._slots(block_id)]
             assert self.kept.setdefault(block_hash, content) == content, "a hash stands for one content"
 
-    def load(self, hashes: Sequence[bytes], block_ids: Sequence[int], start: int) -> int:
+    def num_stored(self, hashes: Sequence[bytes]) -> int:
+        return next((index for index, each in enumerate(hashes) if each not in self.kept), len(hashes))
+
+    def load(self, hashes: Sequence[bytes], block_ids: Sequence[int], start: int, num_tokens: int | None = None) -> int:
         assert self.executor is not None
         assert start % BLOCK_SIZE == 0
         limit = self.limits[self.num_loaded % len(self.limits)]
@@ -58,24 +62,26 @@ def run(core: EngineCore, prompts: list[list[int]], salts: list[str | None]) -> 
     return tokens
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     runs=st.lists(st.lists(PROMPT, min_size=1, max_size=8), min_size=1, max_size=4),
     num_blocks=st.integers(8, 24),
     limits=st.lists(st.integers(0, 5), min_size=1, max_size=5),
     salt=st.sampled_from([None, "tenant"]),
+    windows=st.sampled_from([FULL, FULL, (None, 6), (4, 4), (3, None, 9)]),
 )
 def test_tokens_do_not_depend_on_the_store(
-    runs: list[list[list[int]]], num_blocks: int, limits: list[int], salt: str | None
+    runs: list[list[list[int]]], num_blocks: int, limits: list[int], salt: str | None, windows: tuple[int | None, ...]
 ) -> None:
+    num_blocks *= len(windows)
     kept: dict[bytes, list[Any]] = {}
     for prompts in runs:  # each run is a restart with an empty pool
         salts = [salt if number % 2 else None for number in range(len(prompts))]
-        plain, *_ = make_engine(num_blocks=num_blocks, block_size=BLOCK_SIZE, max_num_seqs=4)
+        plain, *_ = make_engine(num_blocks=num_blocks, block_size=BLOCK_SIZE, max_num_seqs=4, windows=windows)
         expected = run(plain, prompts, salts)
         store = MemoryStore(kept, limits)
         core, _manager, store.executor, _events = make_engine(
-            num_blocks=num_blocks, block_size=BLOCK_SIZE, max_num_seqs=4, block_stores=[store]
+            num_blocks=num_blocks, block_size=BLOCK_SIZE, max_num_seqs=4, block_stores=[store], windows=windows
         )
         assert run(core, prompts, salts) == expected
         assert core.scheduler.is_idle

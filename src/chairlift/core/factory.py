@@ -10,15 +10,17 @@ from chairlift.core.baselines.arena import ARENAS
 from chairlift.core.baselines.reservations import RESERVATIONS, ReservationKVCacheManager
 from chairlift.core.baselines.static_batching import StaticScheduler
 from chairlift.core.beam_scheduler import BeamScheduler
-from chairlift.core.kv.copying_kv_cache import CopyingKVCacheManager
-from chairlift.core.kv.hybrid_kv_cache import HybridKVCacheManager
+from chairlift.core.kv.block_pool import BlockPool
+from chairlift.core.kv.checkpointed_prefixes import CheckpointedPrefixes, PrefixStores
 from chairlift.core.kv.index_changes import IndexChangeLog
-from chairlift.core.kv.kv_cache_manager import FULL, KVCacheManager
+from chairlift.core.kv.kv_cache_manager import KVCacheManager
+from chairlift.core.kv.kv_groups import FULL, KVGroups
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
+from chairlift.core.kv.prefix_cache import PrefixCache
+from chairlift.core.kv.prefix_source import PrefixSource
 from chairlift.core.kv.state_checkpoints import CheckpointPlan
-from chairlift.core.kv.stored_kv_cache import BlockStore, StoredHybridKVCacheManager, StoredKVCacheManager
-from chairlift.core.kv.windowed_groups import KVGroups
-from chairlift.core.kv.windowed_kv_cache import WindowedKVCacheManager
+from chairlift.core.kv.stored_prefixes import BlockStore, StoredPrefixes
+from chairlift.core.kv.uncached_prefixes import LeaderPrefixes, NoPrefixes
 from chairlift.core.pooling import PoolingScheduler
 from chairlift.core.scheduler import Scheduler
 from chairlift.errors import ConfigError
@@ -38,7 +40,7 @@ def make_scheduler(
 
 @dataclass(frozen=True, slots=True)
 class KVPool:
-    """A KV pool and its policy; the fields are those of `EngineConfig`.
+    """A KV pool and its policy, with the field names of `EngineConfig`.
 
     Attributes:
         windows, max_chunk: see `KVGroups`. Reservations have one group without a window, because they never release a
@@ -66,12 +68,15 @@ class KVPool:
         return self.kv if self.kv == "paged" else f"{self.kv}, {self.kv_arena}"
 
     @property
+    def groups(self) -> KVGroups:
+        return KVGroups(self.windows, self.block_size, self.max_chunk)
+
+    @property
     def max_request_slots(self) -> int:
         """The maximum number of tokens for which one request can have slots in the pool, or in the largest piece of the
         arena. If windows limit the slots of a request, it is at most `max_model_len`, rounded up to whole blocks."""
         if self.kv == "paged":
-            groups = KVGroups(self.windows, self.block_size, self.max_chunk)
-            return groups.max_tokens(self.num_blocks, self.max_model_len)
+            return self.groups.max_tokens(self.num_blocks, self.max_model_len)
         return ARENAS[self.kv_arena](self.num_blocks).largest_piece * self.block_size
 
 
@@ -86,8 +91,7 @@ def make_kv_cache_manager(
 
     Args:
         block_stores: a store that keeps the blocks of finished requests, and is searched for prefixes that the pool
-            does not have, and one for checkpoints if the pool has them; or none. They need a prefix cache and one group
-            of layers without a window.
+            does not have, and one for checkpoints if the pool has them; or none. They need a prefix cache.
         record_index_changes: record the changes of the prefix cache; reservations have none.
 
     Raises:
@@ -113,13 +117,19 @@ def make_kv_cache_manager(
 def _make_paged_manager(
     pool: KVPool, enable_prefix_caching: bool, block_stores: Sequence[BlockStore]
 ) -> PagedKVCacheManager:
-    num_blocks, block_size = pool.num_blocks, pool.block_size
-    if pool.checkpoints is not None:
-        if block_stores:
-            return StoredHybridKVCacheManager(num_blocks, block_size, pool.checkpoints, *block_stores)
-        return HybridKVCacheManager(num_blocks, block_size, enable_prefix_caching, pool.checkpoints)
-    if pool.windows != FULL:
-        return WindowedKVCacheManager(num_blocks, block_size, enable_prefix_caching, pool.windows, pool.max_chunk)
-    if block_stores:
-        return StoredKVCacheManager(num_blocks, block_size, *block_stores)
-    return CopyingKVCacheManager(num_blocks, block_size, enable_prefix_caching, pool.num_swap_blocks)
+    blocks = BlockPool(pool.num_blocks)
+    prefixes = _make_prefix_source(pool, blocks, enable_prefix_caching, block_stores)
+    return PagedKVCacheManager(blocks, pool.groups, prefixes, pool.num_swap_blocks)
+
+
+def _make_prefix_source(
+    pool: KVPool, blocks: BlockPool, enable_prefix_caching: bool, block_stores: Sequence[BlockStore]
+) -> PrefixSource:
+    groups, plan = pool.groups, pool.checkpoints
+    if not enable_prefix_caching:
+        return LeaderPrefixes(groups) if plan is None else NoPrefixes()
+    cache = PrefixCache(blocks, groups)
+    if plan is not None:
+        stores = PrefixStores(*block_stores) if block_stores else None
+        return CheckpointedPrefixes(cache, blocks, pool.block_size, plan, stores)
+    return StoredPrefixes(cache, blocks, groups, *block_stores) if block_stores else cache
