@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chairlift.core.factory import KVPool, make_kv_cache_manager
+from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
+from chairlift.core.kv.prefix_cache import PrefixCache
+from chairlift.core.kv.state_checkpoints import CheckpointPlan
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "chairlift"
@@ -33,6 +42,25 @@ def test_six_files_have_at_most_1100_lines() -> None:
     assert len(files) == 6
     lines = {name: len((SOURCE / name).read_text(encoding="utf-8").splitlines()) for name in files}
     assert sum(lines.values()) <= MAX_LINES, lines
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"windows": (None, 8)}, {"checkpoints": CheckpointPlan(4, 16)}, {"num_swap_blocks": 4}],
+    ids=lambda fields: next(iter(fields), "plain"),
+)
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+def test_the_kv_memory_that_is_read_is_what_runs(fields: dict[str, Any], enable_prefix_caching: bool) -> None:
+    manager = make_kv_cache_manager(KVPool(64, 16, 1024, **fields), enable_prefix_caching)
+    assert type(manager) is PagedKVCacheManager
+    assert source_of(PagedKVCacheManager) in reading_path()
+    if enable_prefix_caching and not fields:
+        assert type(manager.prefixes) is PrefixCache
+        assert source_of(PrefixCache) in reading_path()
+
+
+def source_of(part: type) -> str:
+    return Path(inspect.getfile(part)).relative_to(SOURCE).as_posix()
 
 
 def test_only_batches_write_the_progress_of_a_request() -> None:
