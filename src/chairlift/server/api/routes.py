@@ -47,6 +47,7 @@ ENDPOINTS: Final[list[Endpoint[Any]]] = [
 ]
 
 LARGE_BODY: Final = 32 << 10  # bytes, from which a body is parsed on a thread
+SHORT_BODY: Final = 2 << 10  # bytes, up to which it is planned on the event loop, where this costs less than a thread
 MAX_JSON_DEPTH: Final = 64  # levels of arrays and objects in a body
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -77,12 +78,15 @@ class EndpointCaller:
             return await cancel_on_disconnect(request.receive, self._respond(endpoint, request, call, permit))
 
     async def _respond(self, endpoint: Endpoint[Any], request: Request, call: Call, permit: Permit) -> Response:
-        is_large = len(await request.body()) >= LARGE_BODY
+        num_bytes = len(await request.body())
         body = await self._parse(endpoint.body, request, call)
         with await self._manager.lease(endpoint.id_prefix, body, call) as lease:
-            run = partial(self._run_large, is_next=True) if is_large else lease.service.run
             with body.errors_with_own_names():
-                plan = await run(call.key.tenant, endpoint.plan, lease.service.planner, body)
+                if num_bytes <= SHORT_BODY:
+                    plan = endpoint.plan(lease.service.planner, body)
+                else:
+                    run = partial(self._run_large, is_next=True) if num_bytes >= LARGE_BODY else lease.service.run
+                    plan = await run(call.key.tenant, endpoint.plan, lease.service.planner, body)
                 body.drop_content()
                 if endpoint.call is None:
                     return Response(plan, media_type="application/json")
