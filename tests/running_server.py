@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from fastapi import FastAPI
 
 from chairlift import AsyncLLM
 from chairlift.cluster.replicated_model import observe_replicas
-from chairlift.events import Event
 from chairlift.server.access.access_options import AccessOptions, ServerLimits
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.keys import KeyRing
@@ -117,7 +116,6 @@ def open_options(
     allowed_origins: tuple[str, ...] = (),
     allowed_hosts: Sequence[str] | None = None,
     page_control: bool | None = None,
-    simulate_policy: Callable[..., list[Event]] | None = None,
 ) -> ServeOptions:
     """The options of a server for every host, without an access log."""
     return ServeOptions(
@@ -132,7 +130,6 @@ def open_options(
         api=api or ApiOptions(),
         observability=observability or ObservabilityOptions("none"),
         page_control=page_control,
-        simulate_policy=simulate_policy,
     )
 
 
@@ -149,7 +146,6 @@ def run_server(
     tls: ssl.SSLContext | None = None,
     allowed_hosts: Sequence[str] | None = None,
     page_control: bool | None = None,
-    simulate_policy: Callable[..., list[Event]] | None = None,
     root_path: str = "",
 ) -> Iterator[RunningServer]:
     if ON_CLUSTER:
@@ -163,7 +159,6 @@ def run_server(
         allowed_origins=allowed_origins,
         allowed_hosts=allowed_hosts,
         page_control=page_control,
-        simulate_policy=simulate_policy,
     )
     app = create_app(llm, options)
     if ON_CLUSTER:

@@ -11,7 +11,6 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from chairlift import AsyncLLM
-from chairlift.lab.bench.policy_comparison import simulate_policy
 from chairlift.server.access.keys import KeyRing, key_record, parse_key
 from running_server import MODEL, RunningServer, run_server
 from waiting import AMPLE_SECONDS
@@ -31,20 +30,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def server(smollm2_gguf: Path) -> Iterator[RunningServer]:
-    """The default model without keys, with bursts and the simulator."""
+    """The default model without keys, with bursts."""
     options = {"num_kv_blocks": 1000, "num_threads": 1, "max_num_seqs": 8, "max_num_batched_tokens": 256}
     llm = AsyncLLM(model=str(smollm2_gguf), **options)
-    with run_server(llm, MODEL, page_control=True, simulate_policy=simulate_policy) as running:
+    with run_server(llm, MODEL, page_control=True) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def live(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
-    """A tiny model without keys, with bursts and the simulator, for tests of pages that show no text."""
+    """A tiny model without keys, with bursts, for tests of pages that show no text."""
     folder = tiny_model_dir("llama", max_position_embeddings=1024)
     options = {"num_kv_blocks": 1000, "num_threads": 1, "max_num_seqs": 8, "max_num_batched_tokens": 256}
     llm = AsyncLLM(model=str(folder), skip_tokenizer_init=True, **options)
-    with run_server(llm, "tiny", page_control=True, simulate_policy=simulate_policy) as running:
+    with run_server(llm, "tiny", page_control=True) as running:
         yield running
 
 

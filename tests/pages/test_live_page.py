@@ -193,24 +193,6 @@ def test_a_pause_and_a_replay_show_earlier_states(page: Page, live: RunningServe
     expect(page.locator("#time")).to_have_text("now")
 
 
-def test_another_policy_of_the_same_burst_is_shown_beside_it(page: Page, live: RunningServer) -> None:
-    """Static batching, and then another order of the queue."""
-    open_page(page, live)
-    send_burst(page)
-    page.get_by_label("Compare with").check()
-    text = page.locator("#compare-simulated-text")
-    expect(text).to_contain_text("total")
-    expect(page.locator("#compare-real-name")).to_have_text("Continuous batching, fcfs")
-    expect(page.locator("#compare-simulated-name")).to_have_text("Static batching")
-    expect(page.locator("#compare-real-text")).to_contain_text("mean latency")
-    assert _num_colors(page, "#compare-simulated") >= 3
-    static = text.inner_text()
-    page.get_by_label("Simulated policy").select_option("srpt")
-    expect(page.locator("#compare-simulated-name")).to_have_text("Continuous batching, srpt")
-    expect(text).to_contain_text("total")
-    expect(text).not_to_have_text(static)
-
-
 def test_an_earlier_page_is_not_needed_for_the_history(page: Page, live: RunningServer) -> None:
     body = completion_body(4, request_id="before-the-page")
     assert live.post("/v1/completions", body).status_code == 200
@@ -256,7 +238,6 @@ def test_a_page_asks_for_a_key_and_shows_only_its_requests(page: Page, guarded: 
     enter_key(page, "own")
     expect(page.locator("#status")).to_have_text("Live")
     expect(page.locator("#burst-note")).to_contain_text("--page-control")
-    expect(page.locator("#compare-note")).to_contain_text("simulator")
     for name in ("own", "other"):
         body = completion_body(3, request_id=f"of-{name}")
         assert guarded.post("/v1/completions", body, SECRETS[name]).status_code == 200

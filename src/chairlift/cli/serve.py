@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cyclopts import App
 
@@ -17,7 +16,6 @@ from chairlift.server.serve_options import ServeOptions
 
 if TYPE_CHECKING:
     from chairlift.config import EngineConfig
-    from chairlift.events import Event
     from chairlift.server.serve import EngineCluster
 
 serve = App(name="serve", config=service_sources(), group_arguments=ARGUMENTS, group_parameters=OPTIONS)
@@ -31,15 +29,7 @@ def start_server(*, options: ServeOptions, config_file: ConfigFile = None) -> No
     prepare_engine(options.observability.access_log_format)
     from chairlift.server.serve import run
 
-    options = replace(options, simulate_policy=simulate_policy)
     run(options, started, None if options.replicas is None else _local_cluster(options, options.replicas))
-
-
-def simulate_policy(*arguments: Any) -> list[Event]:
-    """Simulate another policy for the live page. The simulator is imported at the first call."""
-    from chairlift.lab.bench.policy_comparison import simulate_policy
-
-    return simulate_policy(*arguments)
 
 
 def _local_cluster(options: ServeOptions, replicas: int) -> Callable[[EngineConfig], EngineCluster]:

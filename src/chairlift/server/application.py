@@ -142,7 +142,7 @@ def _add_routes(app: FastAPI, manager: ModelManager, admission: AdmissionControl
         requests.router(manager, admission),
         health.router(manager, admission),
         file_router(),
-        page_router(manager, admission, options.has_page_control, options.simulate_policy),
+        page_router(manager, admission, options.has_page_control),
     )
     for router in routers:
         app.routes.extend(router.routes)  # `include_router` would build them again for the first request.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
-from chairlift.events import Event
 from chairlift.loading.resolve import model_name
 from chairlift.options import Selection, check_options, option
 from chairlift.server.access.access_options import AccessOptions, ServerLimits
@@ -83,12 +81,7 @@ class ObservabilityOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """The options of a server and of its engine.
-
-    Attributes:
-        simulate_policy: simulates requests under another policy, as `lab.bench.policy_comparison`; None if the live
-            page cannot compare policies.
-    """
+    """The options of a server and of its engine."""
 
     OPTION_GROUP: ClassVar = "Server"
 
@@ -116,7 +109,6 @@ class ServeOptions:
     access: AccessOptions = field(default_factory=AccessOptions)
     api: ApiOptions = field(default_factory=ApiOptions)
     observability: ObservabilityOptions = field(default_factory=ObservabilityOptions)
-    simulate_policy: Callable[..., list[Event]] | None = None
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -137,6 +129,6 @@ class ServeOptions:
 
     @property
     def has_page_control(self) -> bool:
-        """Whether the live page may send bursts of requests and simulate other policies."""
+        """Whether the live page may send bursts of requests."""
         control = self.page_control
         return self.access.is_private(self.host) if control is None else control

@@ -59,7 +59,6 @@ COUNTED: Final = {
     "/detokenize",
     "/v1/requests/{request_id}/explain",
     "/v1/page/burst",
-    "/v1/page/simulation",
 }
 """Any key: counts as a request of the key before its body is read."""
 

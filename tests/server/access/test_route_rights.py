@@ -13,7 +13,6 @@ import pytest
 from declared_routes import ADMINS, COUNTED, PUBLIC, READS, routes_of
 
 from chairlift import AsyncLLM
-from chairlift.lab.bench.policy_comparison import simulate_policy
 from chairlift.server.access.keys import KeyRing, key_record, parse_key
 from operations import count_operations
 from running_server import RunningServer, completion_body, run_server
@@ -29,7 +28,7 @@ def server(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
     records["spent"]["requests_per_minute"] = 1
     keys = KeyRing(parse_key(record, name) for name, record in records.items())
     llm = AsyncLLM(model=str(tiny_model_dir("llama")), num_kv_blocks=20, skip_tokenizer_init=True, num_threads=1)
-    with run_server(llm, "tiny", keys=keys, page_control=True, simulate_policy=simulate_policy) as running:
+    with run_server(llm, "tiny", keys=keys, page_control=True) as running:
         assert running.post("/v1/completions", completion_body(1), SPENT).status_code == 200
         yield running
 

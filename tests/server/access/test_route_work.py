@@ -9,7 +9,7 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,9 +22,6 @@ from declared_routes import ADMINS, COUNTED, PUBLIC, READS, routes_of
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
 from chairlift.engine.event_hub import EventHub
-from chairlift.events import EngineStarted, Event
-from chairlift.lab.bench.policy_comparison import simulate_policy
-from chairlift.observability.step_cost import CostLine
 from chairlift.observability.what_if import BlockedRequest, WhatIf
 from chairlift.server.application import create_models_app
 from chairlift.server.draining_server import DrainingServer
@@ -32,7 +29,6 @@ from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.server.web.page_bodies import SimulatedRequestBody
 from plain_http import NO_TLS
 from pooling_models import write_pooling_model
 from running_server import completion_body, open_options, run_app
@@ -45,10 +41,6 @@ TEXTS: Final = ["the dog"] * 200
 MESSAGES: Final = [{"role": "user", "content": "one"}]
 GENERATES: Final = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
 PAIRS: Final = {"model": "encoder", "query": "a dog", "documents": TEXTS}
-SIMULATED: Final = [
-    {"request_id": str(index), "arrival_time": 1.0, "num_prompt_tokens": 9, "num_output_tokens": 90}
-    for index in range(20)
-]
 
 ENGINE_CALLS: Final[dict[str, dict[str, Any]]] = {
     "/v1/completions": {"prompt": [5, 6], **GENERATES},
@@ -68,10 +60,7 @@ ENGINE_CALLS: Final[dict[str, dict[str, Any]]] = {
 PLANNED: Final = {"/v1/messages/count_tokens", "/tokenize", "/detokenize"}
 """Calls whose only work is proportional to their bodies."""
 
-THREADED: Final[dict[str, dict[str, Any] | None]] = {
-    "/v1/requests/{request_id}/explain": None,
-    "/v1/page/simulation": {"requests": SIMULATED},
-}
+THREADED: Final = {"/v1/requests/{request_id}/explain"}
 """Calls that compute on a thread of the server."""
 
 STREAMS: Final = {"/v1/events", "/v1/page/events"}
@@ -168,25 +157,8 @@ def server(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPat
     for llm in models:
         count_steps(llm, work)
 
-    def simulate(
-        engine: EngineStarted,
-        cost: CostLine,
-        policy: str,
-        requests: Sequence[SimulatedRequestBody],
-        is_cancelled: Callable[[], bool],
-    ) -> list[Event]:
-        def count_event() -> bool:
-            work.add()
-            return is_cancelled()
-
-        with work.running():
-            return simulate_policy(engine, cost, policy, requests, count_event)
-
     manager = ModelManager([serve_model("tiny", models[0]), serve_model("encoder", models[1])])
-    with run_app(create_models_app(manager, open_options(page_control=True, simulate_policy=simulate))) as (
-        url,
-        uvicorn,
-    ):
+    with run_app(create_models_app(manager, open_options(page_control=True))) as (url, uvicorn):
         yield WorkingServer(url, uvicorn, models, work)
     manager.close()
 
@@ -211,29 +183,6 @@ def test_steps_end_with_the_client(server: WorkingServer, path: str, is_stream: 
             pytest.skip("this route does not generate text")
         body = {**body, "stream": True}
     assert server.leave_during(path, body, server.has_worked()) < UNITS_PER_SECOND
-
-
-def test_a_simulation_ends_with_the_client(server: WorkingServer) -> None:
-    post(server, "/v1/completions", completion_body(30))  # Its steps have a cost.
-    path = "/v1/page/simulation"
-    assert server.leave_during(path, THREADED[path], server.has_worked()) < UNITS_PER_SECOND
-
-
-def test_a_simulation_that_waits_for_another_one_is_not_begun(server: WorkingServer) -> None:
-    post(server, "/v1/completions", completion_body(30))
-    path, tasks = "/v1/page/simulation", server.uvicorn.server_state.tasks
-    body = json.dumps(THREADED[path]).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    port = int(server.url.rsplit(":", 1)[1])
-    with socket.create_connection(("127.0.0.1", port)) as first, socket.create_connection(("127.0.0.1", port)) as later:
-        first.sendall(head.encode() + b"\r\n\r\n" + body)
-        wait_for(lambda: server.work.num_running == 1)
-        later.sendall(head.encode() + b"\r\n\r\n" + body)
-        wait_for(lambda: len(tasks) == 2)
-        later.close()
-        wait_for(lambda: len(tasks) == 1)
-        assert server.work.num_running == 1
-    wait_for(server.is_idle)
 
 
 def test_an_explanation_ends_with_the_client(server: WorkingServer, monkeypatch: pytest.MonkeyPatch) -> None:

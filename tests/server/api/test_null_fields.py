@@ -12,10 +12,10 @@ from pydantic.fields import FieldInfo
 from chairlift.server.api.models import AdapterLoad, AdapterUnload, ModelSwitch
 from chairlift.server.api.routes import ENDPOINTS
 from chairlift.server.protocol.base import RequestBody
-from chairlift.server.web.page_bodies import BurstBody, SimulationBody
+from chairlift.server.web.page_bodies import BurstBody
 from running_server import RunningServer
 
-ADMIN_BODIES = [AdapterLoad, AdapterUnload, ModelSwitch, BurstBody, SimulationBody]
+ADMIN_BODIES = [AdapterLoad, AdapterUnload, ModelSwitch, BurstBody]
 USER = {"role": "user", "content": "hi"}
 CALL = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "x", "is_error": None, "cache_control": None}

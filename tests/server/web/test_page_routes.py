@@ -18,7 +18,6 @@ import pytest
 
 from chairlift import AsyncLLM
 from chairlift.errors import ConfigError, OverloadedError
-from chairlift.lab.bench.policy_comparison import simulate_policy
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.access.admission import MAX_EVENT_STREAMS, Permit
 from chairlift.server.access.keys import KeyRing, key_record, parse_key
@@ -46,15 +45,15 @@ def tiny_llm(tiny_model_dir: Callable[..., Path]) -> AsyncLLM:
 
 @pytest.fixture(scope="module")
 def guarded(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
-    """A server with keys, and without bursts or a simulator."""
+    """A server with keys, and without bursts."""
     with run_server(tiny_llm(tiny_model_dir), "tiny", keys=make_keys()) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def open_server(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
-    """A server without keys, and with bursts and the simulator."""
-    with run_server(tiny_llm(tiny_model_dir), "tiny", page_control=True, simulate_policy=simulate_policy) as running:
+    """A server without keys, and with bursts."""
+    with run_server(tiny_llm(tiny_model_dir), "tiny", page_control=True) as running:
         yield running
 
 
@@ -153,8 +152,7 @@ def test_the_data_of_the_page_needs_a_key(guarded: RunningServer) -> None:
     own, admin = get(guarded, "/v1/page", OWN).json(), get(guarded, "/v1/page", ADMIN).json()
     assert (own["key"], own["is_admin"], admin["is_admin"]) == ("own", False, True)
     assert own["models"] == ["tiny"]
-    assert (own["control"], own["simulation"]["available"]) == (False, False)
-    assert "chairlift serve" in own["simulation"]["message"]
+    assert not own["control"]
 
 
 def test_a_key_sees_its_own_requests_and_an_admin_all(guarded: RunningServer) -> None:
@@ -245,9 +243,8 @@ def test_an_open_page_does_not_delay_the_end_of_the_server(tiny_model_dir: Calla
             assert any('"request_finished"' in line for line in lines), "the page shows the last request to its end"
 
 
-@pytest.mark.parametrize("path", ["/v1/page/burst", "/v1/page/simulation"])
-def test_bursts_and_simulations_need_page_control(guarded: RunningServer, path: str) -> None:
-    answer = guarded.post(path, {}, ADMIN)
+def test_bursts_need_page_control(guarded: RunningServer) -> None:
+    answer = guarded.post("/v1/page/burst", {}, ADMIN)
     assert answer.status_code == 403
     assert "--page-control" in answer.json()["error"]["message"]
 
@@ -264,7 +261,7 @@ def test_the_requests_of_a_burst_have_no_readers(open_server: RunningServer, mon
     assert streamed == [False, False]
 
 
-def test_a_burst_is_served_and_its_static_batching_simulated(open_server: RunningServer) -> None:
+def test_a_burst_is_served(open_server: RunningServer) -> None:
     bounds = {"min_prompt_tokens": 3, "max_prompt_tokens": 30, "min_output_tokens": 2, "max_output_tokens": 20}
     answer = open_server.post("/v1/page/burst", {"num_requests": 12, "seed": 3, **bounds})
     assert answer.status_code == 200
@@ -279,22 +276,6 @@ def test_a_burst_is_served_and_its_static_batching_simulated(open_server: Runnin
         assert sequence["num_output_tokens"] == request["num_output_tokens"]
     assert open_server.admission.num_calls == 0
 
-    requests = [
-        {"request_id": r["id"], "arrival_time": 50.0} | {k: r[k] for k in ("num_prompt_tokens", "num_output_tokens")}
-        for r in burst
-    ]
-    continuous = open_server.post("/v1/page/simulation", {"requests": requests, "policy": "srpt"}).json()["events"]
-    assert (continuous[0]["batching"], continuous[0]["scheduling_policy"]) == ("continuous", "srpt")
-    simulated = open_server.post("/v1/page/simulation", {"requests": requests}).json()["events"]
-    assert simulated[0]["batching"] == "static"
-    assert simulated[0]["time"] == 50.0
-    steps = [event for event in simulated if event["type"] == "step"]
-    assert max(step["num_running"] for step in steps) == 4
-    assert sum(sum(step["num_new"]) for step in steps) == sum(r["num_output_tokens"] for r in burst)
-    assert sum(sum(step["num_padding"]) for step in steps) > 0
-    ended = [event for event in simulated if event["type"] == "request_finished"]
-    assert {event["request_id"] for event in ended} == {r["id"] for r in burst}
-
 
 def test_the_same_seed_gives_the_same_burst(open_server: RunningServer) -> None:
     def lengths(seed: int) -> list[tuple[int, int]]:
@@ -305,35 +286,18 @@ def test_the_same_seed_gives_the_same_burst(open_server: RunningServer) -> None:
     assert lengths(1) == lengths(1) != lengths(2)
 
 
-SIMULATED = {"request_id": "a", "arrival_time": 1.0, "num_prompt_tokens": 5, "num_output_tokens": 5}
-
-
 @pytest.mark.parametrize(
-    ("path", "body", "message"),
+    ("body", "message"),
     [
-        ("burst", {"num_requests": 0}, "num_requests must be greater than or equal to 1, got 0"),
-        ("burst", {"requests": 3}, "requests is unknown"),
-        ("burst", {"min_output_tokens": 9, "max_output_tokens": 4}, "min_output_tokens=9 must be at most"),
-        ("burst", {"max_prompt_tokens": 4000}, "max_model_len="),
-        ("burst", [], "body must be an object"),
-        (
-            "simulation",
-            {"policy": "x", "requests": [SIMULATED]},
-            "policy must be 'static', 'fcfs', 'srpt' or 'mlfq'",
-        ),
-        (
-            "simulation",
-            {"policy": "fair", "requests": [SIMULATED]},
-            "policy must be 'static', 'fcfs', 'srpt' or 'mlfq'",
-        ),
-        ("simulation", {"requests": []}, "requests must have at least 1 entry"),
-        ("simulation", {"requests": [SIMULATED, SIMULATED]}, "two requests have the same request_id"),
-        ("simulation", {"requests": [{**SIMULATED, "num_output_tokens": 1 << 20}]}, "at most 32768 can be simulated"),
-        ("simulation", {"requests": [{**SIMULATED, "arrival_time": "x"}]}, "requests[0].arrival_time must be a number"),
+        ({"num_requests": 0}, "num_requests must be greater than or equal to 1, got 0"),
+        ({"requests": 3}, "requests is unknown"),
+        ({"min_output_tokens": 9, "max_output_tokens": 4}, "min_output_tokens=9 must be at most"),
+        ({"max_prompt_tokens": 4000}, "max_model_len="),
+        ([], "body must be an object"),
     ],
 )
-def test_wrong_bodies_are_rejected(open_server: RunningServer, path: str, body: object, message: str) -> None:
-    answer = open_server.post(f"/v1/page/{path}", body)
+def test_wrong_bodies_are_rejected(open_server: RunningServer, body: object, message: str) -> None:
+    answer = open_server.post("/v1/page/burst", body)
     assert answer.status_code == 400
     assert message in answer.json()["error"]["message"]
 
@@ -345,13 +309,6 @@ def test_only_json_is_accepted_because_other_sites_can_send_other_types(open_ser
         f"{open_server.url}/v1/page/burst", content="[" * 9999, headers={"Content-Type": "application/json"}
     )
     assert nested.status_code == 400
-
-
-def test_a_simulation_needs_the_cost_of_steps(tiny_model_dir: Callable[..., Path]) -> None:
-    with run_server(tiny_llm(tiny_model_dir), "tiny", page_control=True, simulate_policy=simulate_policy) as server:
-        answer = server.post("/v1/page/simulation", {"requests": [SIMULATED]})
-    assert answer.status_code == 409
-    assert "send requests first" in answer.json()["error"]["message"]
 
 
 def test_the_prompts_of_a_burst_are_drawn_after_its_admission(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,6 @@ def test_the_page_shows_the_log(log: Path) -> None:
     view = client.get("/v1/page").json()
     assert view["recorded_log"] == "run.jsonl"
     assert not view["control"]
-    assert not view["simulation"]["available"]
     assert client.get("/v1/page/log").text == log.read_text()
 
 

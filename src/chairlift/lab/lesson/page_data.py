@@ -12,14 +12,13 @@ from chairlift.core.factory import KVPool
 from chairlift.events import Event, EventList, RequestArrived, Step
 from chairlift.lab.bench.machine import machine_caption
 from chairlift.lab.bench.policies import parse_policies
-from chairlift.lab.bench.policy_comparison import LinearCostModel
 from chairlift.lab.lesson.runs import POLICIES, TITLES, VOCAB_SIZE, Lesson
 from chairlift.lab.lesson.summary import SOURCES, lesson_reasons, lesson_rows
 from chairlift.lab.report.recorded_run import RecordedRun
+from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import synthetic_tokens
-from chairlift.observability.step_cost import CostLine
 
 MAX_STEPS: Final = 240
 """The first steps of each run are on the page: about two static batches."""
@@ -84,6 +83,13 @@ def first_steps(run: RecordedRun, events: list[Event]) -> Iterator[Event]:
             yield event
 
 
+class _OneSecondSteps:
+    """A cost model by which every step takes a second."""
+
+    def seconds(self, shape: StepShape) -> float:
+        return 1.0
+
+
 def sharing_events() -> list[Event]:
     """The events of four requests with a common prefix of three blocks. The first one computes it, in steps of one
     second."""
@@ -95,7 +101,7 @@ def sharing_events() -> list[Event]:
     ]
     config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=64)
     sim, log = SimConfig(config.scheduler_config(64), KVPool(32, 4, 64)), EventList()
-    simulate(workload, sim, LinearCostModel(CostLine(base=1.0, per_token=0.0)), log)
+    simulate(workload, sim, _OneSecondSteps(), log)
     return log.events
 
 

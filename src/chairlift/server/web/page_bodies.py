@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, Self, get_args
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from chairlift.server.protocol.base import RequestBody
 
 MAX_BURST_REQUESTS: Final = 1000
-MAX_SIMULATED_REQUESTS: Final = 1000
-MAX_SIMULATED_TOKENS: Final = 32_768
-"""Bounds a simulation to less than a second, in which other calls wait for the interpreter lock at times."""
-
-SimulatedPolicy = Literal["static", "fcfs", "srpt", "mlfq"]
-"""What the live page can simulate: static batching, and continuous batching with the orders of the queue that need no
-tenant, priority or SLO of a request."""
 
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
-
-
-class SimulationView(BaseModel):
-    """Whether the page can simulate other policies, and otherwise why not."""
-
-    available: bool
-    policies: tuple[str, ...] = get_args(SimulatedPolicy)
-    message: str | None
 
 
 class PageView(BaseModel):
@@ -44,7 +29,6 @@ class PageView(BaseModel):
     is_admin: bool
     key: str
     control: bool
-    simulation: SimulationView
     recorded_log: str | None = None
     history_seconds: float
 
@@ -79,26 +63,3 @@ class BurstRequest(BaseModel):
 class BurstView(BaseModel):
     object: Literal["page.burst"] = "page.burst"
     requests: list[BurstRequest]
-
-
-class SimulatedRequestBody(RequestBody):
-    """A request with the lengths that it had. `arrival_time` is in seconds of the engine's clock."""
-
-    request_id: Annotated[str, Field(min_length=1, max_length=256)]
-    arrival_time: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    num_prompt_tokens: Count
-    num_output_tokens: Count
-
-
-class SimulationBody(RequestBody):
-    policy: SimulatedPolicy = "static"
-    requests: Annotated[list[SimulatedRequestBody], Field(min_length=1, max_length=MAX_SIMULATED_REQUESTS)]
-
-    @model_validator(mode="after")
-    def _check_requests(self) -> Self:
-        num_tokens = sum(each.num_prompt_tokens + each.num_output_tokens for each in self.requests)
-        if num_tokens > MAX_SIMULATED_TOKENS:
-            raise ValueError(f"the requests have {num_tokens} tokens, at most {MAX_SIMULATED_TOKENS} can be simulated")
-        if len({each.request_id for each in self.requests}) < len(self.requests):
-            raise ValueError("two requests have the same request_id")
-        return self

@@ -1,13 +1,11 @@
-"""The routes of the live page and of the chat page: their files, the stream of events, bursts and simulations."""
+"""The routes of the live page and of the chat page: their files, the stream of events, and bursts."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import threading
-from collections.abc import AsyncGenerator, Callable
-from functools import partial
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,8 +14,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from chairlift.events import Event
-from chairlift.observability.event_log import encode_event
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import call_of
 from chairlift.server.api.routes import read_body
@@ -28,13 +24,12 @@ from chairlift.server.protocol.encoding import to_named_event
 from chairlift.server.telemetry.live_feed import HISTORY_SECONDS
 from chairlift.server.telemetry.redaction import Redactor
 from chairlift.server.web.burst import start_burst
-from chairlift.server.web.page_bodies import BurstBody, PageView, SimulationBody, SimulationView
+from chairlift.server.web.page_bodies import BurstBody, PageView
 from chairlift.version import __version__
 
 STATIC: Final = Path(__file__).parent / "static"
 FRAME_SECONDS: Final = 0.2
 IDLE_FRAME_SECONDS: Final = 1.0
-NO_SIMULATION: Final = "this server has no simulator: start it with `chairlift serve`"
 
 PAGES: Final = {"/": "index.html", "/chat": "chat.html", "/docs": "docs.html"}
 
@@ -80,28 +75,21 @@ def page_endpoint(name: str) -> Any:
     return get_page
 
 
-def page_router(
-    manager: ModelManager,
-    admission: AdmissionController,
-    has_control: bool,
-    simulate_policy: Callable[..., list[Event]] | None,
-) -> APIRouter:
+def page_router(manager: ModelManager, admission: AdmissionController, has_control: bool) -> APIRouter:
     """The endpoints of the live page. The query parameters select the model, and the replica, that the page shows.
 
     Requests of other keys have opaque ids, unless the key is an admin's.
 
     Args:
-        has_control: the page may send bursts of requests, and simulate.
+        has_control: the page may send bursts of requests.
     """
     routes = APIRouter(include_in_schema=False)
-    simulating = asyncio.Lock()
 
     @routes.get("/v1/page")
     async def get_page(request: Request, model: str | None = None) -> PageView:
         """What the page can show and do with this key."""
         key = call_of(request).key
         known = [each.name for each in manager.visible(key)]
-        available = simulate_policy is not None
         return PageView(
             version=__version__,
             models=known,
@@ -109,7 +97,6 @@ def page_router(
             is_admin=key.is_admin,
             key=key.name,
             control=has_control,
-            simulation=SimulationView(available=available, message=None if available else NO_SIMULATION),
             history_seconds=HISTORY_SECONDS,
         )
 
@@ -123,7 +110,7 @@ def page_router(
 
     async def require_control() -> None:
         if not has_control:
-            raise HTTPException(403, "this server accepts no bursts or simulations: start it with --page-control")
+            raise HTTPException(403, "this server accepts no bursts: start it with --page-control")
 
     @routes.post("/v1/page/burst", dependencies=[Depends(require_control)])
     async def send_burst(request: Request, model: str | None = None) -> Response:
@@ -138,36 +125,7 @@ def page_router(
             body = await read_body(request, BurstBody)
             return await cancel_on_disconnect(request.receive, start())
 
-    @routes.post("/v1/page/simulation", dependencies=[Depends(require_control)])
-    async def simulate(request: Request, model: str | None = None, replica: str | None = None) -> Response:
-        """Simulate requests under another policy. This counts towards the requests per minute of the key."""
-        if simulate_policy is None:
-            raise HTTPException(403, NO_SIMULATION)
-        key = call_of(request).key
-        admission.count_request(key)
-        body = await read_body(request, SimulationBody)
-        tracker = manager.find(model, key).engine(replica).observer.tracker
-        engine, cost = tracker.started, tracker.cost.line()
-        if engine is None or cost is None:
-            raise HTTPException(409, "too few steps to know their cost: send requests first, then try again")
-        run = partial(simulate_policy, engine, cost, body.policy, body.requests)
-        return await cancel_on_disconnect(request.receive, _simulate_alone(run, simulating))
-
     return routes
-
-
-async def _simulate_alone(run: Callable[[Callable[[], bool]], list[Event]], simulating: asyncio.Lock) -> Response:
-    """Run a simulation in a thread after those before it. It ends when this call is cancelled."""
-    is_cancelled = threading.Event()
-
-    def encoded() -> bytes:
-        return b'{"object":"page.simulation","events":[%b]}' % b",".join(map(encode_event, run(is_cancelled.is_set)))
-
-    async with simulating:
-        try:
-            return Response(await asyncio.to_thread(encoded), media_type="application/json")
-        finally:
-            is_cancelled.set()
 
 
 async def page_stream(

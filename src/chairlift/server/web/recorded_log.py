@@ -17,7 +17,7 @@ from starlette.routing import Mount, Route
 
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, read_events
-from chairlift.server.web.page_bodies import PageView, SimulationView
+from chairlift.server.web.page_bodies import PageView
 from chairlift.server.web.page_routes import STATIC, PageFiles, page_endpoint
 from chairlift.version import __version__
 
@@ -26,14 +26,12 @@ HOST: Final = "127.0.0.1"
 
 def recorded_log_app(log: Path) -> Starlette:
     """The application that shows one event log in the live page."""
-    message = "a recorded log shows what happened: open the live page of a running server to simulate"
     view = PageView(
         version=__version__,
         models=[],
         is_admin=True,
         key="",
         control=False,
-        simulation=SimulationView(available=False, message=message),
         recorded_log=log.name,
         history_seconds=0.0,
     ).model_dump()

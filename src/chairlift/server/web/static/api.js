@@ -46,11 +46,6 @@ export function modelQuery() {
   return chosen.length ? `?${new URLSearchParams(chosen)}` : "";
 }
 
-/** Send a body as JSON and return the JSON of the response. */
-export async function post(path, body) {
-  return (await postBody(path, body)).json();
-}
-
 /**
  * Send a body as JSON and return the JSON of the first line of the response. The rest is read until its end, because
  * the server works for it as long as the page reads.
@@ -58,7 +53,9 @@ export async function post(path, body) {
  * @param {() => void} onEnd called when the response has ended
  */
 export async function postAndFollow(path, body, onEnd) {
-  const reader = (await postBody(path, body)).body.pipeThrough(new TextDecoderStream()).getReader();
+  const headers = { "Content-Type": "application/json" };
+  const response = await request(path, { method: "POST", headers, body: JSON.stringify(body) });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   while (!text.includes("\n")) {
     const { value, done } = await reader.read();
@@ -75,11 +72,6 @@ async function readToEnd(reader) {
   } catch {
     // The connection was lost, and the work ended with it.
   }
-}
-
-function postBody(path, body) {
-  const headers = { "Content-Type": "application/json" };
-  return request(path, { method: "POST", headers, body: JSON.stringify(body) });
 }
 
 async function send(path, options) {

@@ -26,7 +26,6 @@ export const CELL_COLORS = {
  * @property {number} numColumns the number of columns before the shown moment
  * @property {number} numSeats
  * @property {string|null} selected
- * @property {[number, number]} [span] draw the columns between two times to scale, in place of equal widths
  */
 
 function drawTick(context, text, x, height) {
@@ -94,21 +93,8 @@ export class LanesView {
   }
 
   #places(width) {
-    const { columns, numColumns, span } = this.input;
-    const room = width - LABEL_WIDTH;
-    if (span) {
-      const scale = room / Math.max(1e-6, span[1] - span[0]);
-      const places = [];
-      for (let index = 0; index < numColumns; index++) {
-        const column = columns[index];
-        if (column.end < span[0] || column.start > span[1]) continue;
-        const start = Math.max(span[0], index ? Math.max(column.start, columns[index - 1].end) : column.start);
-        const x = LABEL_WIDTH + (start - span[0]) * scale;
-        places.push({ column, x, width: Math.max(0.7, (column.end - start) * scale) });
-      }
-      return places;
-    }
-    const count = Math.min(numColumns, Math.floor(room / COLUMN_WIDTH));
+    const { columns, numColumns } = this.input;
+    const count = Math.min(numColumns, Math.floor((width - LABEL_WIDTH) / COLUMN_WIDTH));
     return columns.slice(numColumns - count, numColumns).map((column, index) => ({
       column,
       x: LABEL_WIDTH + index * COLUMN_WIDTH,
@@ -127,21 +113,8 @@ export class LanesView {
     }
     context.textBaseline = "alphabetic";
     context.textAlign = "left";
-    if (this.input.span) this.#drawTicks(context, width, height);
-    else if (this.places.length) this.#drawStepTimes(context, width, height);
+    if (this.places.length) this.#drawStepTimes(context, width, height);
     else context.fillText("No step yet.", LABEL_WIDTH + 12, 20);
-  }
-
-  /** Ticks at round times, because a span is drawn to scale. */
-  #drawTicks(context, width, height) {
-    const seconds = this.input.span[1] - this.input.span[0];
-    const scale = (width - LABEL_WIDTH) / seconds;
-    const unit = 10 ** Math.floor(Math.log10(70 / scale));
-    const step = [1, 2, 5, 10].map((factor) => factor * unit).find((candidate) => candidate * scale >= 70);
-    const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
-    for (let count = 0; count * step * scale < width - LABEL_WIDTH - 30; count++) {
-      drawTick(context, `${(count * step).toFixed(digits)} s`, LABEL_WIDTH + count * step * scale, height);
-    }
   }
 
   /** The times of some steps relative to the last one. */

@@ -7,7 +7,7 @@ import { readForever } from "./event_stream.js";
 import { batchSentence, drawFigures, drawMapNote } from "./figures.js";
 import { formatCount, formatSeconds, isForeign, plural } from "./format.js";
 import { LanesView } from "./lanes.js";
-import { LoadPanel } from "./load.js";
+import { enableBursts } from "./load.js";
 import { MemoryMapView, drawStates } from "./memory_map.js";
 import { drawBatch, drawQueue, drawSelected, explain } from "./request_views.js";
 import { RunHistory, runOfLog } from "./run_history.js";
@@ -37,7 +37,6 @@ page.shown = page.live;
 const cellStatus = element("cell-status");
 const lanes = new LanesView(element("lanes"), cellStatus, select);
 const map = new MemoryMapView(element("memory-map"), cellStatus, select);
-let load = null;
 
 // -- selection ------------------------------------------------------------------------------------------------------
 
@@ -177,7 +176,6 @@ function draw() {
   if (selected !== null) element("selected-id").textContent = selected;
   if (selected !== null) drawSelected(element("facts"), entry, state);
   updateExplanation();
-  load?.update(selected);
   describeCanvas(element("lanes"), `Batch lanes. ${batchSentence(state)}`);
 }
 
@@ -216,7 +214,6 @@ function showConnection() {
 
 function receive(kind, data) {
   if (kind === "dropped") {
-    if (load) load.numDropped += data.num_events;
     element("notice").textContent = `The page was too slow and missed ${plural(data.num_events, "event")}.`;
     return;
   }
@@ -239,7 +236,6 @@ function restartLive() {
   page.live = new RunHistory(page.live.seconds);
   if (isShown) page.shown = page.live;
   page.explained = null;
-  if (load) load.history = page.live;
 }
 
 async function openLog(name, source) {
@@ -347,7 +343,7 @@ async function main() {
     }
   }
   page.live.seconds = view.history_seconds || Infinity;
-  load = new LoadPanel(view, page.live, select);
+  enableBursts(view, () => select(null));
   element("version").textContent = `Chairlift ${view.version}`;
   element("viewer").textContent = view.is_admin ? "" : `Key ${view.key}: requests of other keys are shown without their ids.`;
   if (view.recorded_log) {
