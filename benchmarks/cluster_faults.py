@@ -1,6 +1,6 @@
 """Breaks parts of a real cluster on Ray Serve under load, and counts what becomes of every request.
 
-    python -m benchmarks.cluster_faults [--scenarios replica ingress hung update scale load] [--json]
+    python -m benchmarks.cluster_faults [--scenarios replica ingress hung update scale] [--json]
 
 Each scenario sends 20 streams and, behind them, 20 requests that have to wait, and then breaks something:
 
@@ -9,7 +9,6 @@ Each scenario sends 20 streams and, behind them, 20 requests that have to wait, 
     hung      SIGSTOP of one of two replicas
     update    the configuration changes (serve deploy) while requests are sent all the time
     scale     one to three replicas and back while requests are sent all the time
-    load      more requests than one replica can serve, with autoscaling from one to three replicas and back
 
 A request is finished, has failed with an error that says what happened, has failed because its connection was closed,
 or is lost: it has no answer within its time limit, or an answer that stops without an error. None may be lost.
@@ -21,8 +20,6 @@ import argparse
 import asyncio
 import json
 import signal
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
@@ -32,13 +29,11 @@ from benchmarks.common import print_result
 from benchmarks.ray_cluster import Cluster, replica_processes
 from rich.table import Table
 
-SCENARIOS: Final = ("replica", "ingress", "hung", "update", "scale", "load")
+SCENARIOS: Final = ("replica", "ingress", "hung", "update", "scale")
 OUTCOMES: Final = ("finished", "error", "closed", "lost")
 NUM_STREAMS: Final = 20
 OUTPUT_LEN: Final = 96
 TIMEOUT: Final = 180.0
-LONG_PROMPT: Final = "once upon a time " * 16
-MAX_LOAD_SECONDS: Final = 240.0
 OPTIONS: Final = {"num-threads": 1, "num-kv-blocks": 2048, "max-num-seqs": 10}
 
 
@@ -108,26 +103,6 @@ async def send_meanwhile(cluster: Cluster, acts: list[Callable[[], Any]], pause:
         return Counter(await asyncio.gather(*results))
 
 
-async def send_load(cluster: Cluster) -> Counter[str]:
-    """Send more requests than one replica can serve for 30 s, and then a few until the other replicas have stopped."""
-    counts: list[int] = []
-    results: list[asyncio.Task[str]] = []
-    async with httpx.AsyncClient(
-        base_url=cluster.url, timeout=TIMEOUT, limits=httpx.Limits(max_connections=512)
-    ) as client:
-        started = time.monotonic()
-        while (seconds := time.monotonic() - started) < MAX_LOAD_SECONDS:
-            results.append(asyncio.create_task(send(client, f"Story {len(results)}: {LONG_PROMPT}", 64)))
-            await asyncio.sleep(0.03 if seconds < 30 else 1.5)
-            count = len((await client.get("/v1/engine")).json()["replicas"])
-            if not counts or count != counts[-1]:
-                counts.append(count)
-                print(f"{seconds:5.1f} s: {count} replicas", file=sys.stderr)
-            if seconds > 30 and count == 1:
-                break
-        return Counter(await asyncio.gather(*results))
-
-
 def run_scenario(cluster: Cluster, name: str) -> Counter[str]:
     """Deploy what a scenario needs, and run it."""
 
@@ -147,9 +122,6 @@ def run_scenario(cluster: Cluster, name: str) -> Counter[str]:
         cluster.deploy(OPTIONS, replicas=2)
         update = lambda: cluster.deploy({**OPTIONS, "max-num-seqs": 12}, replicas=2)  # noqa: E731
         return asyncio.run(send_meanwhile(cluster, [update], 3.0))
-    if name == "load":
-        cluster.deploy(OPTIONS, replicas=1, min_replicas=1, max_replicas=3, target_queued_tokens=100)
-        return asyncio.run(send_load(cluster))
     cluster.deploy(OPTIONS, replicas=1)
     steps = [lambda: cluster.deploy(OPTIONS, replicas=3), lambda: cluster.deploy(OPTIONS, replicas=1)]
     return asyncio.run(send_meanwhile(cluster, steps, 3.0))

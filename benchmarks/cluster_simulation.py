@@ -10,8 +10,8 @@ of 1,024 tokens, of which there are half as many as replicas, and 128 new tokens
 routers are those of `benchmarks.simulated_cluster.cluster`.
 
 With `--trace` the requests are those of a trace, and each replica receives `--trace-speed` times the rate of the trace.
-All prompts begin with the same `--common-tokens`, like those of a chat template. Further cases are the failure of two
-replicas, and autoscaling from a quarter of the replicas.
+All prompts begin with the same `--common-tokens`, like those of a chat template. A further case is the failure of two
+replicas.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from benchmarks.common import print_result
 from benchmarks.simulated_cluster.cluster import ClusterSimulation
-from benchmarks.simulated_cluster.cluster_config import ClusterConfig, Failure, Scaling
+from benchmarks.simulated_cluster.cluster_config import ClusterConfig, Failure
 from benchmarks.simulated_cluster.conversation_feed import ConversationFeed
 from rich.table import Table
 
@@ -55,12 +55,10 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     "pow2": {"router": "pow2"},
     "random": {"router": "random"},
 }
-AUTOSCALING: Final = "prefix, autoscaling"
 FAILURES: Final = (Failure(20.0, 0), Failure(25.0, 1))
 TRACE_CASES: Final[dict[str, dict[str, Any]]] = {
     **CASES,
     "prefix, 2 replicas fail": {"failures": FAILURES},
-    AUTOSCALING: {},
 }
 
 
@@ -86,14 +84,6 @@ def trace_workload(path: Path, limit: int | None, speed: float, common_tokens: i
     ]
 
 
-def cluster_config(replicas: int, case: str, seed: int) -> ClusterConfig:
-    """The cluster of a case."""
-    if case == AUTOSCALING:
-        least = max(1, replicas // 4)
-        return ClusterConfig(ENGINE, least, scaling=Scaling(least, replicas), seed=seed)
-    return ClusterConfig(ENGINE, replicas, seed=seed, **TRACE_CASES[case])
-
-
 def run(replicas: int, case: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """The results of one simulation."""
     requests: RequestFeed | list[WorkloadRequest]
@@ -103,7 +93,8 @@ def run(replicas: int, case: str, arguments: argparse.Namespace) -> dict[str, An
     else:
         requests = conversations(replicas, arguments.conversations, arguments.seed)
     cost_model = Roofline(model_shape(MODEL), find_device(DEVICE))
-    result = ClusterSimulation(requests, cluster_config(replicas, case, arguments.seed), cost_model).run()
+    config = ClusterConfig(ENGINE, replicas, seed=arguments.seed, **TRACE_CASES[case])
+    result = ClusterSimulation(requests, config, cost_model).run()
     ended = result.num_finished + result.num_lost + result.num_rejected
     assert ended == result.num_requests, "no request vanishes"
     return {
@@ -114,8 +105,6 @@ def run(replicas: int, case: str, arguments: argparse.Namespace) -> dict[str, An
         "ttft_p99_ms": quantiles(result.ttfts, n=100)[-1] * 1e3,
         "finished": result.num_finished,
         "lost": result.num_lost,
-        "replica_seconds": result.replica_seconds,
-        "most_replicas": result.most_replicas,
         "simulated_seconds_per_second": result.seconds / result.wall_seconds,
     }
 
@@ -134,9 +123,7 @@ def main() -> None:
     arguments = parser.parse_args()
     cases = arguments.cases or (CASES if arguments.trace is None else TRACE_CASES)
     rows = [run(replicas, case, arguments) for replicas in arguments.replicas for case in cases]
-    table = Table(
-        "replicas", "router", "hit rate", "TTFT p50 (ms)", "TTFT p99 (ms)", "finished", "lost", "replica s", "speed"
-    )
+    table = Table("replicas", "router", "hit rate", "TTFT p50 (ms)", "TTFT p99 (ms)", "finished", "lost", "speed")
     for row in rows:
         table.add_row(
             str(row["replicas"]),
@@ -146,7 +133,6 @@ def main() -> None:
             f"{row['ttft_p99_ms']:.0f}",
             str(row["finished"]),
             str(row["lost"]),
-            f"{row['replica_seconds']:.0f}",
             f"{row['simulated_seconds_per_second']:.1f}",
         )
     print_result("cluster_simulation", vars(arguments), rows, [table], as_json=arguments.json)

@@ -14,10 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from benchmarks.simulated_cluster.cluster_config import ClusterConfig, Failure, Scaling
+from benchmarks.simulated_cluster.cluster_config import ClusterConfig, Failure
 from benchmarks.simulated_cluster.simulated_replica import RoutedRequest, SimulatedReplica
 
-from chairlift.cluster.autoscaling import QueueScaling
 from chairlift.cluster.replica_choice import choose_replica
 from chairlift.cluster.replica_state import ReplicaLoad, ReplicaState, RoutedPrompt
 from chairlift.cluster.usage_aggregator import ServiceMeter, SharedUsage, UsageAggregator
@@ -32,7 +31,6 @@ from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.outputs import EngineCoreOutput
 
 SAMPLE_SECONDS: Final = 1.0
-SCALING_SECONDS: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -46,7 +44,6 @@ class ClusterResult:
         num_resent: requests that were sent again after a failure. num_lost: requests that ended with an error.
         service: the service of each tenant so far, in the unit of `FairQueue`, after each second; only under fair
             sharing.
-        replica_seconds: the sum of the times that replicas ran or started. most_replicas: the largest number.
     """
 
     num_requests: int = 0
@@ -61,9 +58,6 @@ class ClusterResult:
     service: list[dict[str, float]] = field(default_factory=list)
     seconds: float = 0.0
     wall_seconds: float = 0.0
-    replica_seconds: float = 0.0
-    most_replicas: int = 0
-    last_replicas: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -88,8 +82,7 @@ class ClusterSimulation:
         self._candidates: list[dict[int, ReplicaState]] = [{} for _ in range(config.num_routers)]
         self._next_arrival = math.inf
         self._waiting: list[RoutedRequest] = []
-        self._num_started = self._num_starting = 0
-        self._needed_at: dict[int, float] = {}
+        self._num_started = 0
         self._is_fair = config.engine.scheduler.scheduling_policy in FAIR_POLICIES
         self._aggregator: UsageAggregator[str] = UsageAggregator()
         self._service = ServiceMeter()
@@ -102,17 +95,12 @@ class ClusterSimulation:
             self._start_replica()
         for failure in self._config.failures:
             self._at(failure.at, self._fail, failure)
-        if self._config.scaling is not None:
-            self._at(SCALING_SECONDS, self._scale, self._config.scaling)
         if self._is_fair:
             self._at(SAMPLE_SECONDS, self._sample_service)
         self._schedule_arrivals()
         while self._heap:
             self._now, _, function, arguments = heapq.heappop(self._heap)
             function(*arguments)
-        for replica in self._replicas.values():
-            self.result.replica_seconds += self._now - replica.began
-        self.result.last_replicas = len(self._replicas)
         self.result.seconds = self._now
         self.result.wall_seconds = time.perf_counter() - started
         return self.result
@@ -210,8 +198,6 @@ class ClusterSimulation:
             self._take_output(replica, output)
         self._publish(replica)
         self._compute(replica)
-        if replica.is_draining and not replica.sent:
-            self._remove(replica)
 
     def _take_output(self, replica: SimulatedReplica, output: EngineCoreOutput) -> None:
         sent = replica.sent[output.request_id]
@@ -285,33 +271,23 @@ class ClusterSimulation:
         engine = self._config.engine
         name = self._num_started
         self._num_started += 1
-        is_measured = self._config.scaling is not None
-        replica = SimulatedReplica(name, engine, self._cost_model, self._now, is_measured=is_measured)
+        replica = SimulatedReplica(name, engine, self._cost_model, self._now)
         self._replicas[name] = replica
         for candidates in self._candidates:
             candidates[name] = ReplicaState(engine.pool.block_size, engine.pool.num_blocks)
-        self.result.most_replicas = max(self.result.most_replicas, len(self._replicas))
         if self._is_fair and self._config.service_period is not None:
             self._exchange_service(replica, self._config.service_period)
         waiting, self._waiting = self._waiting, []
         for sent in waiting:
             self._send(sent)
 
-    def _remove(self, replica: SimulatedReplica) -> None:
-        replica.is_alive = False
-        self._remove_candidate(replica)
-        self.result.replica_seconds += self._now - replica.began
-        del self._replicas[replica.name]
-
-    def _remove_candidate(self, replica: SimulatedReplica) -> None:
-        for candidates in self._candidates:
-            candidates.pop(replica.name, None)
-
     def _fail(self, failure: Failure) -> None:
-        replica = self._replicas.get(failure.replica)
+        replica = self._replicas.pop(failure.replica, None)
         if replica is None:
             return
-        self._remove(replica)
+        replica.is_alive = False
+        for candidates in self._candidates:
+            candidates.pop(replica.name, None)
         self._at(self._now + failure.restart_seconds, self._start_replica)
         for sent in replica.sent.values():
             if sent.has_output or sent.num_runs >= MAX_RUNS:
@@ -320,54 +296,3 @@ class ClusterSimulation:
             else:
                 self.result.num_resent += 1
                 self._send(sent)
-
-    def _scale(self, scaling: Scaling) -> None:
-        """Start replicas, or let one drain."""
-        if self._is_over:
-            return
-        self._at(self._now + SCALING_SECONDS, self._scale, scaling)
-        running = {name: replica for name, replica in self._replicas.items() if not replica.is_draining}
-        metrics: dict[str, dict[Any, float]] = {}
-        for name, replica in running.items():
-            for metric, value in replica.scaling_values().items():
-                metrics.setdefault(metric, {})[name] = value
-        context: Any = _ScalingContext(len(running) + self._num_starting, scaling, metrics)
-        count, _ = QueueScaling(scaling.target_queued_tokens, scaling.target_ttft)(context)
-        for _ in range(count - context.current_num_replicas):
-            self._num_starting += 1
-            self._at(self._now + scaling.start_seconds, self._finish_start)
-        self._drain_idle(running, count, scaling)
-
-    def _finish_start(self) -> None:
-        self._num_starting -= 1
-        self._start_replica()
-
-    def _drain_idle(self, running: dict[int, SimulatedReplica], count: int, scaling: Scaling) -> None:
-        """Drain the youngest replica that has not been needed for a while."""
-        for rank, name in enumerate(sorted(running)):
-            if rank < count:
-                self._needed_at[name] = self._now
-        youngest = max(running, default=None)
-        if youngest is None or len(running) <= scaling.min_replicas:
-            return
-        if self._now - self._needed_at.setdefault(youngest, self._now) >= scaling.idle_seconds:
-            replica = running[youngest]
-            replica.is_draining = True
-            self._remove_candidate(replica)
-            if not replica.sent:
-                self._remove(replica)
-
-
-@dataclass(slots=True)
-class _ScalingContext:
-    current_num_replicas: int
-    scaling: Scaling
-    aggregated_metrics: Mapping[str, Mapping[Any, float]] | None
-
-    @property
-    def capacity_adjusted_min_replicas(self) -> int:
-        return self.scaling.min_replicas
-
-    @property
-    def capacity_adjusted_max_replicas(self) -> int:
-        return self.scaling.max_replicas

@@ -1,4 +1,4 @@
-"""ClusterConfig: the replicas, routers, failures and autoscaling of a simulated cluster."""
+"""ClusterConfig: the replicas, routers and failures of a simulated cluster."""
 
 from __future__ import annotations
 
@@ -21,24 +21,6 @@ class Failure:
     at: float
     replica: int
     restart_seconds: float = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Scaling:
-    """Autoscaling between two numbers of replicas.
-
-    Attributes:
-        target_queued_tokens, target_ttft: see `QueueScaling`.
-        start_seconds: the time in which a replica starts.
-        idle_seconds: time without the need for a replica before it is removed.
-    """
-
-    min_replicas: int
-    max_replicas: int
-    target_queued_tokens: float = 4096.0
-    target_ttft: float = 2.0
-    start_seconds: float = 20.0
-    idle_seconds: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +50,6 @@ class ClusterConfig:
     update_loss: float = 0.0
     service_period: float | None = SERVICE_PERIOD_SECONDS
     failures: Sequence[Failure] = ()
-    scaling: Scaling | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:

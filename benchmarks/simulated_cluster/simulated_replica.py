@@ -1,18 +1,16 @@
-"""SimulatedReplica: an engine in virtual time with its requests, and what it reports to routers and to autoscaling."""
+"""SimulatedReplica: an engine in virtual time with its requests, and what it reports to routers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from chairlift.clock import VirtualClock
-from chairlift.cluster.autoscaling import batch_use, predict_ttft
 from chairlift.cluster.replica_state import ReplicaLoad, ReplicaState, RoutedPrompt
 from chairlift.cluster.usage_aggregator import ServiceMeter
 from chairlift.events import Event, PrefixCacheChanged, Step
 from chairlift.lab.sim.cost_model import CostModel
 from chairlift.lab.sim.simulator import SimConfig, make_engine_core
 from chairlift.lab.workload.request import WorkloadRequest
-from chairlift.observability.tracker import RequestTracker
 from chairlift.request import Request
 
 
@@ -39,17 +37,12 @@ class RoutedRequest:
 class SimulatedReplica:
     """One engine with its clock.
 
-    Args:
-        is_measured: measure the time of steps and the use of the batch, for `scaling_values`.
-
     Attributes:
         inbox: requests that the engine has not received yet.
         sent: unfinished requests by id, those of the inbox included. requests: those of the engine.
     """
 
-    def __init__(
-        self, name: int, config: SimConfig, cost_model: CostModel, now: float, *, is_measured: bool = False
-    ) -> None:
+    def __init__(self, name: int, config: SimConfig, cost_model: CostModel, now: float) -> None:
         self.name = name
         self.clock = VirtualClock(now)
         self.core, _ = make_engine_core(config, cost_model, self.clock, self, record_index_changes=True)
@@ -59,15 +52,10 @@ class SimulatedReplica:
         self.service = ServiceMeter()
         self.is_computing = False
         self.is_alive = True
-        self.is_draining = False
-        self.began = now
         self._config = config
         self._free_blocks = config.pool.num_blocks
         self._changes: list[PrefixCacheChanged] = []
         self._cached: set[int] = set()
-        self._tracker = RequestTracker(max_finished=0) if is_measured else None
-        if self._tracker is not None:
-            self._tracker.emit(config.engine_started())
 
     def emit(self, event: Event) -> None:
         """Receive an event of the engine."""
@@ -77,8 +65,6 @@ class SimulatedReplica:
             self._changes.append(event)
             self._cached.difference_update(event.removed)
             self._cached.update(event.stored)
-        if self._tracker is not None:
-            self._tracker.emit(event)
 
     def receive(self, sent: RoutedRequest) -> None:
         """Queue a request until the next step."""
@@ -104,13 +90,3 @@ class SimulatedReplica:
     def free_blocks(self) -> int:
         """Free blocks after the schedule of the last step; all blocks if the engine has no unfinished request."""
         return self._free_blocks if self.requests else self._config.pool.num_blocks
-
-    def scaling_values(self) -> dict[str, float]:
-        """The values that `QueueScaling` decides by."""
-        assert self._tracker is not None, "the replica is measured"
-        queued, budget = self.load().queued_tokens, self._config.scheduler.max_num_batched_tokens
-        return {
-            "queued_tokens": float(queued),
-            "predicted_ttft": predict_ttft(queued, budget, self._tracker.cost.seconds),
-            "batch_use": batch_use(self._tracker),
-        }

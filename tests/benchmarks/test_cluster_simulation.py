@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from benchmarks.simulated_cluster.cluster import ClusterResult, ClusterSimulation
-from benchmarks.simulated_cluster.cluster_config import ClusterConfig, Failure, Scaling
+from benchmarks.simulated_cluster.cluster_config import ClusterConfig, Failure
 from benchmarks.simulated_cluster.conversation_feed import ConversationFeed
 from benchmarks.simulated_cluster.simulated_replica import SimulatedReplica
 from hypothesis import given, settings
@@ -93,40 +93,6 @@ def test_a_failure_loses_only_requests_with_output() -> None:
     assert 0 < result.num_lost <= 4  # the seats of a replica
     assert result.num_resent >= 6
     assert result.num_finished + result.num_lost == result.num_requests == 24
-
-
-def test_autoscaling_follows_the_load() -> None:
-    scaling = Scaling(1, 4, target_queued_tokens=200.0, start_seconds=1.0, idle_seconds=3.0)
-    burst = [WorkloadRequest(str(index), 0.0, [index + 1] * 100, 20) for index in range(40)]
-    late = [WorkloadRequest("late", 60.0, [9] * 10, 4)]
-    result = run([*burst, *late], replicas=1, scaling=scaling)
-    assert result.most_replicas == 4
-    assert result.last_replicas == 1
-    assert result.num_finished == 41
-    assert result.seconds < run(burst, replicas=1).seconds + 60.0
-
-
-def test_autoscaling_keeps_replicas_with_full_batches() -> None:
-    """About ten requests run at any time in the sixteen seats of four replicas, and no prompt waits."""
-    scaling = Scaling(1, 5, target_queued_tokens=200.0, start_seconds=1.0, idle_seconds=3.0)
-    workload = [WorkloadRequest(str(index), 0.5 * index, [index + 1] * 10, 400) for index in range(80)]
-    result = run(workload, replicas=4, scaling=scaling)
-    assert result.num_finished == 80
-    assert result.replica_seconds > 3 * result.seconds
-    assert max(result.ttfts) < 0.1
-
-
-def test_autoscaling_follows_the_predicted_time_to_first_token() -> None:
-    """A queued prompt token takes about 1.2 ms."""
-    workload = [WorkloadRequest(str(index), 0.2 * index, [index + 1] * 200, 2) for index in range(100)]
-    targets = (0.1, 100.0)
-    scalings = [Scaling(1, 4, target_queued_tokens=1e6, target_ttft=target, start_seconds=1.0) for target in targets]
-    batch = replace(
-        ENGINE, scheduler=replace(ENGINE.scheduler, max_num_seqs=64), pool=replace(ENGINE.pool, num_blocks=4096)
-    )
-    config = [ClusterConfig(batch, 1, scaling=scaling) for scaling in scalings]
-    most = [ClusterSimulation(workload, each, LinearCost()).run().most_replicas for each in config]
-    assert most == [4, 1]
 
 
 def test_routers_with_stale_information_choose_different_replicas() -> None:

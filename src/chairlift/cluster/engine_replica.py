@@ -10,7 +10,6 @@ from typing import Final
 
 import msgspec
 
-from chairlift.cluster.autoscaling import predict_ttft
 from chairlift.cluster.replica_messages import (
     ClockReading,
     ReplicaEngine,
@@ -247,13 +246,6 @@ class EngineReplica:
         step = self.tracker.last_step
         free_blocks = self._num_blocks if step is None or not self._groups else step.free_blocks
         return ReplicaLoad(queued, len(groups), free_blocks)
-
-    def predicted_ttft(self) -> float:
-        """The estimated seconds until a new request gets its first token: those of the queued prompt tokens."""
-        started = self.tracker.started
-        if started is None:
-            return 0.0
-        return predict_ttft(self.load().queued_tokens, started.max_num_batched_tokens, self.tracker.cost.seconds)
 
     # -- engine -------------------------------------------------------------------------------------------------------
 

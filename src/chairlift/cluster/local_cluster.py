@@ -74,7 +74,7 @@ class LocalCluster:
             )
         if config.num_threads is None and config.device == "cpu":
             cores = CpuTopology().num_physical_cores(allowed_cpus())
-            config = replace(config, num_threads=max(1, cores // options.most))
+            config = replace(config, num_threads=max(1, cores // options.replicas))
         options.actor_options(config)
         resolve_model(config.model, accept_terms=config.accept_terms)
         self._config = config
@@ -82,7 +82,7 @@ class LocalCluster:
         self._client: ClusterClient | None = None
         self._drain: Callable[[], None] = end_process
         try:
-            num_cpus = (config.num_threads or 1) * options.most
+            num_cpus = (config.num_threads or 1) * options.replicas
             self._processes = RayProcesses(self._fail, num_cpus=num_cpus, include_dashboard=False)
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, end_start)  # Ray handles it with a dump of its stack.

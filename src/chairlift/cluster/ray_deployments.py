@@ -22,7 +22,6 @@ from ray.serve._private import replica as replica_module
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
-from chairlift.cluster.autoscaling import batch_use
 from chairlift.cluster.cluster_app import ClusterSetup, build_cluster_app
 from chairlift.cluster.cluster_client import ClusterClient
 from chairlift.cluster.cluster_options import ClusterOptions
@@ -157,14 +156,6 @@ class EngineDeployment:
         if client.state in UNHEALTHY_STATES:
             raise EngineDeadError(f"the engine is {client.state}: {client.last_failure}")
 
-    async def record_autoscaling_stats(self) -> dict[str, float]:
-        """The values that `QueueScaling` decides by."""
-        return {
-            "queued_tokens": float(self._replica.load().queued_tokens),
-            "predicted_ttft": self._replica.predicted_ttft(),
-            "batch_use": batch_use(self._replica.tracker),
-        }
-
     async def __del__(self) -> None:
         await asyncio.to_thread(self._replica.client.close)
 
@@ -182,8 +173,8 @@ def engine_deployment(
         name=name,
         ray_actor_options=options.actor_options(config),
         request_router_config=RequestRouterConfig.model_validate({"request_router_class": ROUTER_CLASS}),
+        num_replicas=options.replicas,
         **_supervision(options),
-        **options.scaling(),
     )
     level = logger.getEffectiveLevel() if log_level is None else log_level
     return deployment.bind(config, options.watchdog_timeout, level)
