@@ -16,16 +16,14 @@ from chairlift.cluster.engine_replica import IngressFeed
 from chairlift.cluster.replica_messages import ClockReading, ReplicaEngine, ReplicaHello, ReplicaMessage
 from chairlift.cluster.replica_state import ReplicaLoad, RoutedPrompt
 from chairlift.cluster.replicated_model import observe_replicas
-from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.commands import Abort
 from chairlift.engine.process.wire import unpack_events
 from chairlift.errors import EngineDeadError, Failure, RequestError
 from chairlift.events import RequestRejected
 from chairlift.lora import LoRARequest
-from chairlift.observability.prometheus import MetricTotals
 from chairlift.outputs import EngineCoreOutput, RequestOutput
 from chairlift.server.models.model_options import ModelSpec
-from chairlift.server.models.served_model import ServedModel, VisibleEngine
+from chairlift.server.models.served_model import ServedModel
 from in_process_cluster import InProcessTransport, make_cluster
 from pooling_models import write_pooling_model
 from step_gate import StepGate
@@ -413,8 +411,8 @@ def make_view(*replica_ids: str) -> ClusterView:
     view = ClusterView(seed=0)
     view.set_running(replica_ids)
     for replica_id in replica_ids:
-        load, totals = ReplicaLoad(free_blocks=64), MetricTotals([], {}, [], {})
-        hello = ReplicaHello(ClockReading.now(), "", engine_state(), 4, 64, [], load, [], totals)
+        load = ReplicaLoad(free_blocks=64)
+        hello = ReplicaHello(ClockReading.now(), "", engine_state(), 4, 64, [], load, [])
         view.subscribe(replica_id, hello)
     return view
 
@@ -726,48 +724,3 @@ def test_an_event_is_encoded_once_for_all_ingresses(make_engine: Make) -> None:
     assert unpack_events([first]) == [event]
     assert first[1] is second[1]
     llm.close()
-
-
-def counts_of(replica: VisibleEngine) -> dict[tuple[str, str], float]:
-    """All counters and histograms of a replica, without the waits of requests, which a late ingress does not know."""
-    families = [
-        metric for metric in replica.metrics.collect()
-        if metric.type in ("counter", "histogram") and metric.name != "chairlift:wait_seconds"
-    ]  # fmt: skip
-    return {(each.name, str(each.labels)): each.value for metric in families for each in metric.samples}
-
-
-def test_a_late_ingress_exports_the_metrics_of_the_first_one(make_engine: Make) -> None:
-    """Otherwise counters would change with the ingress that answers, and start at zero with each update."""
-
-    async def main() -> None:
-        engine = make_engine()
-        first, transport = make_cluster(engine)
-        late = ClusterClient(transport.another(), engine.engine)
-        models = [ServedModel(ModelSpec("tiny"), EventHub()) for _ in range(2)]
-        observe_replicas(models[0], first._client)  # type: ignore[arg-type]
-        observe_replicas(models[1], late)
-        await ready(first, transport)
-        for length in (8, 20):
-            await first.start(None, PROMPT[:length], forced(3)).collect()
-        together = [first.start(None, [index, 1, 2], forced(1)) for index in range(5)]  # they end in their first step
-        await asyncio.gather(*(each.collect() for each in together))
-        with hold_steps(engine) as gate:
-            gate.allow(2)
-            running = first.start(None, PROMPT, forced(20))
-            await anext(running)
-            late.open(lambda outputs: None, lambda ids, error: None)
-            await until(lambda: bool(models[1].replicas))
-        await running.collect()
-        replicas = [model.replicas["replica-0"] for model in models]
-        await until(lambda: not any(count for each in replicas for count in each.observer.tracker.counts().values()))
-        # The last step may be reported to one of them first.
-        await until(lambda: counts_of(replicas[1]) == pytest.approx(counts_of(replicas[0])))
-        after = counts_of(replicas[1])
-        expected = {"time_to_first_token_seconds_count": 8, "generation_tokens_total": 31, "prompt_tokens_total": 83}
-        for metric, total in expected.items():
-            assert sum(value for (name, _), value in after.items() if name == f"vllm:{metric}") == total
-        late.stop()
-        await first.aclose()
-
-    run(main)

@@ -164,43 +164,6 @@ def test_every_metric_is_exported_before_the_first_event() -> None:
     assert {f"{name}_total" for name, (_, labels) in COUNTERS.items() if not labels} <= names
 
 
-def test_counters_continue_from_totals_after_any_step() -> None:
-    """Another process that gets the totals and the later events exports the same counters, also for requests that were
-    preempted when it got the totals."""
-    engine = busy_engine()
-    assert engine.tracker.started is not None
-    events = [engine.tracker.started, *engine.log.events]
-    tracker = RequestTracker()
-    metrics = PrometheusMetrics(tracker)
-    late: list[tuple[RequestTracker, PrometheusMetrics]] = []
-    for event in events:
-        for each_tracker, _ in ((tracker, metrics), *late):
-            each_tracker.emit(event)
-        if not isinstance(event, Step):  # the ends of requests come before their last step
-            continue
-        late_tracker = RequestTracker()
-        following = late_tracker, PrometheusMetrics(late_tracker)
-        unfinished = [one.arrived for one in tracker.requests() if one.state in ("running", "waiting")]
-        for arrival in (engine.tracker.started, *unfinished):
-            following[0].emit(arrival)
-        following[1].add_totals(metrics.totals())
-        late.append(following)
-    expected = _counts(metrics)
-    assert expected["vllm:num_preemptions_total", ""] > 0
-    for _, each_metrics in late:
-        assert _counts(each_metrics) == pytest.approx(expected)
-
-
-def _counts(metrics: PrometheusMetrics) -> dict[tuple[str, str], float]:
-    """The counters and histograms, without the waits, which another process does not know."""
-    waits = ("chairlift:wait_seconds", "chairlift:preempted_seconds")
-    families = [each for each in metrics.collect() if each.type in ("counter", "histogram") and each.name not in waits]
-    return {
-        (sample.name, "".join(v for k, v in sample.labels.items() if k not in ("model_name", "engine"))): sample.value
-        for family in families for sample in family.samples
-    }  # fmt: skip
-
-
 def test_recurrent_states_have_gauges_of_their_own_and_evictions_are_counted() -> None:
     engine = TrackedEngine(num_blocks=40, block_size=2, max_num_seqs=2, checkpoints=CheckpointPlan(4, 8))
     for start in range(6):

@@ -126,8 +126,8 @@ def test_a_rejected_request_with_an_id_in_use_is_counted() -> None:
     metrics = PrometheusMetrics(tracker)
     for event in (started(), RequestArrived(0.0, "a", 4, 4), RequestRejected(0.5, "a", "the id is in use")):
         tracker.emit(event)
-    counters = {name: value for name, _, value in metrics.totals().counters}
-    assert counters["chairlift:requests_rejected"] == 1
+    counts = {sample.name: sample.value for family in metrics.collect() for sample in family.samples}
+    assert counts["chairlift:requests_rejected_total"] == 1
     assert [(request.request_id, request.state) for request in tracker.requests()] == [("a", "waiting")]
     tracker.emit(finished("a", 0))
     assert [(request.request_id, request.state) for request in tracker.requests()] == [("a", "finished")]

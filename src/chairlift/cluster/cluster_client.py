@@ -39,7 +39,6 @@ from chairlift.engine.process.wire import unpack_events
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.engine.sibling_groups import SiblingGroups, unfinished_ids
 from chairlift.errors import EngineDeadError, Failure
-from chairlift.observability.prometheus import MetricTotals
 from chairlift.outputs import EngineCoreOutput
 
 logger = logging.getLogger("chairlift")
@@ -95,7 +94,6 @@ class RemoteReplica:
         events: the events of its engine, whose times are `clock_offset` seconds before those of this machine.
         engine: the state of its engine, as published.
         num_handled: the number of its messages that were handled.
-        on_totals: called with its metrics until now, after its first events.
     """
 
     replica_id: str
@@ -107,7 +105,6 @@ class RemoteReplica:
     reader: asyncio.Task[None] = field(init=False)
     heartbeat: asyncio.Task[None] | None = None
     loss: str = "the connection to the replica was lost"
-    on_totals: Callable[[MetricTotals], None] = lambda totals: None
 
 
 @dataclass(slots=True, eq=False)
@@ -357,7 +354,6 @@ class ClusterClient(EngineClient):
         replica.events.open(self._loop)
         self.on_replica(replica)
         replica.events.publish(unpack_events(hello.events))
-        replica.on_totals(hello.metrics)
         self._view.subscribe(replica.replica_id, hello)
         self._replicas_changed.set()
         if not self._is_closed:

@@ -27,7 +27,6 @@ from chairlift.engine.process.wire import pack_events
 from chairlift.engine.sibling_groups import SiblingGroup, SiblingGroups, unfinished_ids
 from chairlift.errors import ChairliftError, EngineDeadError
 from chairlift.events import DroppableEvent, EngineStarted, Event, PrefixCacheChanged
-from chairlift.observability.prometheus import PrometheusMetrics
 from chairlift.observability.tracker import RequestTracker
 from chairlift.outputs import EngineCoreOutput
 
@@ -114,7 +113,6 @@ class EngineReplica:
         self._decoder = msgspec.msgpack.Decoder(RunRequest)
         self._encoder = msgspec.msgpack.Encoder()
         self.tracker = RequestTracker()
-        self._metrics = PrometheusMetrics(self.tracker)
         for listener in (self.tracker, self):
             client.events.add(listener)
 
@@ -225,7 +223,6 @@ class EngineReplica:
             sorted(self._cached),
             self.load(without=feed),
             pack_events(events),
-            self._metrics.totals(),
         )
 
     def _message(self, feed: IngressFeed) -> ReplicaMessage:

@@ -19,7 +19,6 @@ from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.process.client import EngineState
 from chairlift.engine.process.commands import Add
 from chairlift.engine.served_engine import EngineFacts
-from chairlift.observability.prometheus import MetricTotals
 from chairlift.outputs import EngineCoreOutput, RequestTimes
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -86,7 +85,6 @@ class ReplicaHello(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         model_digest: see `model_digest`.
-        metrics: the metrics of the engine until now, so that all ingresses export the same.
         block_keys: the contents of the prefix cache.
         events: the start of the engine and the arrivals of its unfinished requests, as in `StepResult`.
     """
@@ -99,7 +97,6 @@ class ReplicaHello(msgspec.Struct, frozen=True, array_like=True):
     block_keys: list[int]
     others: ReplicaLoad
     events: list[tuple[str, msgspec.Raw]]
-    metrics: MetricTotals
 
 
 class ReplicaMessage(msgspec.Struct, array_like=True):

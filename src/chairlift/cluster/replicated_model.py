@@ -30,7 +30,6 @@ class ObservedReplica(VisibleEngine):
         clock = OffsetClock(client, replica.clock_offset)
         super().__init__(model.name, replica.events, clock, replica.replica_id)
         self.facts = client.engine.facts
-        replica.on_totals = self.metrics.add_totals
 
     def status(self) -> EngineStatus:
         replica, engine = self._replica, self._replica.engine

@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import accumulate, product
 from typing import Final
 
@@ -50,15 +49,6 @@ class BucketCounts:
         """Count a value `count` times."""
         self._counts[bisect_left(self._buckets, value)] += count
         self._sum += value * count
-
-    def totals(self) -> tuple[list[int], float]:
-        """The count of each bucket, and the sum of all values."""
-        return list(self._counts), self._sum
-
-    def add_totals(self, counts: list[int], total: float) -> None:
-        """Add the `totals` of a histogram with the same buckets."""
-        self._counts = [own + other for own, other in zip(self._counts, counts, strict=True)]
-        self._sum += total
 
     def points(self) -> tuple[list[tuple[str, float]], float]:
         """(upper bound, cumulative count) of each bucket, and the sum of all values."""
@@ -112,23 +102,6 @@ COUNTERS: Final[dict[str, tuple[str, dict[str, Iterable[str]]]]] = {
 """Name -> help, and the values of each label. All of them have a sample from the start, as Prometheus recommends."""
 
 
-@dataclass(frozen=True, slots=True)
-class MetricTotals:
-    """The state of a `PrometheusMetrics`, for another one that receives the same events from now on.
-
-    Attributes:
-        counters: the name, the values of the labels, and the value of each counter.
-        histograms: the totals of each histogram by name.
-        admitted: the ids of the unfinished requests whose prompts are counted.
-        last_tokens: the time of the last token of each unfinished request.
-    """
-
-    counters: list[tuple[str, tuple[str, ...], float]]
-    histograms: dict[str, tuple[list[int], float]]
-    admitted: list[str]
-    last_tokens: dict[str, float]
-
-
 class PrometheusMetrics(ReplayReader, Collector):
     """Counts what a tracker replays, and exports the counts.
 
@@ -149,39 +122,10 @@ class PrometheusMetrics(ReplayReader, Collector):
         self._gauges = gauges or {}
         self._histograms = {name: BucketCounts(buckets) for name, (_, buckets) in HISTOGRAMS.items()}
         self._counters: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
-        self._admitted_elsewhere: set[str] = set()
-        self._tokens_elsewhere: dict[str, float] = {}
         self._curves: dict[str, ReadingCurve] = {}
         tracker.add_reader(self)
 
-    def totals(self) -> MetricTotals:
-        """What has been counted so far."""
-        counters = [
-            (name, labels, float(value)) for name, values in self._counters.items() for labels, value in values.items()
-        ]
-        histograms = {name: histogram.totals() for name, histogram in self._histograms.items()}
-        unfinished = self._tracker.unfinished.values()
-        admitted = [each.request_id for each in unfinished if each.first_scheduled is not None]
-        last_tokens = self._tokens_elsewhere | {
-            each.request_id: each.last_token for each in unfinished if each.last_token is not None
-        }
-        return MetricTotals(counters, histograms, admitted, last_tokens)
-
-    def add_totals(self, totals: MetricTotals) -> None:
-        """Continue from the totals of another process, whose unfinished requests have arrived here. Their waits so far
-        remain unknown."""
-        for name, labels, value in totals.counters:
-            self._count(name, value, *labels)
-        for name, (counts, total) in totals.histograms.items():
-            self._histograms[name].add_totals(counts, total)
-        self._admitted_elsewhere.update(totals.admitted)
-        self._tokens_elsewhere |= totals.last_tokens
-
     # -- events --------------------------------------------------------------------------------------------------
-
-    def on_start(self) -> None:
-        self._admitted_elsewhere.clear()
-        self._tokens_elsewhere.clear()
 
     def _count(self, name: str, amount: float = 1, *labels: str) -> None:
         self._counters[name][labels] += amount  # type: ignore[assignment]
@@ -216,8 +160,6 @@ class PrometheusMetrics(ReplayReader, Collector):
             request = self._tracker.get(request_id)
             if request is None or request.first_scheduled != step.scheduled_time:
                 continue
-            if request_id in self._admitted_elsewhere:  # it was preempted, and is admitted again
-                continue
             self._count("vllm:prompt_tokens", request.arrived.num_prompt_tokens)
             if has_cache:
                 self._count("vllm:prefix_cache_queries", request.arrived.num_prompt_tokens)
@@ -234,8 +176,6 @@ class PrometheusMetrics(ReplayReader, Collector):
             if speed is not None and request.arrived.is_streamed:
                 self._add_to_curve(request, speed, step.num_new[index], step.time)
             gap = request.token_gap
-            if gap is None and (last := self._tokens_elsewhere.pop(request.request_id, None)) is not None:
-                gap = step.time - last
             if gap is None:
                 self._histograms["vllm:time_to_first_token_seconds"].add(step.time - request.arrived.time)
             else:
@@ -257,11 +197,9 @@ class PrometheusMetrics(ReplayReader, Collector):
             self._finish(request, request.finished)
 
     def on_leave(self, request: TrackedRequest) -> None:
-        self._admitted_elsewhere.discard(request.request_id)
         curve = self._curves.pop(request.request_id, None)
         if curve is not None and (qoe := curve.qoe()) is not None:
             self._histograms["chairlift:request_qoe"].add(qoe)
-        self._tokens_elsewhere.pop(request.request_id, None)
 
     def _finish(self, request: TrackedRequest, event: RequestFinished) -> None:
         self._count("vllm:request_success", 1, event.finish_reason)
