@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -143,7 +142,7 @@ def run_server(
     api: ApiOptions | None = None,
     observability: ObservabilityOptions | None = None,
     allowed_origins: tuple[str, ...] = (),
-    tls: ssl.SSLContext | None = None,
+    tls: tuple[Path, Path] | None = None,
     allowed_hosts: Sequence[str] | None = None,
     page_control: bool | None = None,
     root_path: str = "",
@@ -170,11 +169,12 @@ def run_server(
 
 @contextlib.contextmanager
 def run_app(
-    app: FastAPI, tls: ssl.SSLContext | None = None, root_path: str = ""
+    app: FastAPI, tls: tuple[Path, Path] | None = None, root_path: str = ""
 ) -> Iterator[tuple[str, DrainingServer]]:
     """Run an application on a free port; yields its URL."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn_config(app, tls, root_path=root_path, log_level="warning")
+    certfile, keyfile = tls or (None, None)
+    config = uvicorn_config(app, ssl_certfile=certfile, ssl_keyfile=keyfile, root_path=root_path, log_level="warning")
     server = DrainingServer(config, app.state.models, app.state.admission)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -8,20 +8,17 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 
-def self_signed(
-    folder: Path, passphrase: bytes | None = None, key: rsa.RSAPrivateKey | None = None
-) -> tuple[Path, Path]:
+def self_signed(folder: Path, passphrase: bytes | None = None) -> tuple[Path, Path]:
     """Create a certificate for 127.0.0.1 and its key as PEM files.
 
     Args:
         passphrase: The passphrase that encrypts the key; None for an unencrypted key.
-        key: The key; None for a new one of an elliptic curve.
     """
-    private_key = key or ec.generate_private_key(ec.SECP256R1())
+    private_key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.datetime.now(datetime.UTC)
     certificate = (

@@ -82,7 +82,7 @@ def run(
         config = server_config(config, access)
     access.check_host(options.host)
     access.keys.log_short_secrets()
-    tls, listener = access.load_tls(), _listen(options.host, options.port)
+    listener = _listen(options.host, options.port)
     cluster = None if start_cluster is None else start_cluster(config)
     engine: EngineCluster | ProcessClient | None = cluster
     if engine is None and not specs:
@@ -99,7 +99,14 @@ def run(
     if ANY not in (hosts := options.hosts):
         logger.info("requests for hosts other than %s get a 400; --allowed-hosts names others", ", ".join(hosts))
     app = create_models_app(manager, options, partial(_log_ready, _url(options, listener), manager, started))
-    uvicorn_options = uvicorn_config(app, tls, root_path=options.root_path, log_config=None, access_log=False)
+    uvicorn_options = uvicorn_config(
+        app,
+        ssl_certfile=access.ssl_certfile,
+        ssl_keyfile=access.ssl_keyfile,
+        root_path=options.root_path,
+        log_config=None,
+        access_log=False,
+    )
     reload = partial(reload_files, options, app.state.listeners, engine)
     server = DrainingServer(uvicorn_options, manager, app.state.admission, end_process_after, reload)
     if cluster is not None:

@@ -12,11 +12,11 @@ from pathlib import Path
 import httpx
 import pytest
 from certificates import self_signed
-from cryptography.hazmat.primitives.asymmetric import rsa
 
 from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
 from chairlift.server.access.access_options import AccessOptions
+from chairlift.server.http.http_protocol import uvicorn_config
 from running_server import RunningServer, run_server
 
 
@@ -30,7 +30,7 @@ def server(tiny_model_dir: Callable[..., Path], pair: tuple[Path, Path]) -> Iter
     llm = AsyncLLM(
         model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1, max_num_seqs=1
     )
-    with run_server(llm, "tiny", tls=load_tls(*pair)) as running:
+    with run_server(llm, "tiny", tls=pair) as running:
         running.slow_down(0.005)
         yield running
 
@@ -40,10 +40,10 @@ def trusting(pair: tuple[Path, Path]) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(pair[0]))
 
 
-def load_tls(certfile: Path, keyfile: Path) -> ssl.SSLContext:
-    context = AccessOptions(ssl_certfile=certfile, ssl_keyfile=keyfile).load_tls()
-    assert context is not None
-    return context
+def load(certfile: Path, keyfile: Path) -> ssl.SSLContext | None:
+    """Load the files as a server does."""
+    AccessOptions(ssl_certfile=certfile, ssl_keyfile=keyfile)
+    return uvicorn_config(None, ssl_certfile=certfile, ssl_keyfile=keyfile).ssl
 
 
 def start_tls(server: RunningServer, context: ssl.SSLContext, receive_buffer: int | None = None) -> ssl.SSLSocket:
@@ -84,12 +84,12 @@ def test_a_key_of_another_certificate_is_rejected(pair: tuple[Path, Path], tmp_p
         ConfigError,
         match=r"cannot be used \(KEY_VALUES_MISMATCH\): give complete PEM files of a certificate and its key$",
     ):
-        load_tls(pair[0], other_key)
+        load(pair[0], other_key)
 
 
 def test_an_encrypted_key_is_rejected_without_a_prompt(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is encrypted, and a server cannot prompt for a passphrase: decrypt it"):
-        load_tls(*self_signed(tmp_path, passphrase=b"secret"))
+        load(*self_signed(tmp_path, passphrase=b"secret"))
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 5000, b"hello\n"])
@@ -100,41 +100,16 @@ def test_files_without_pem_are_rejected_with_their_names(
     junk.write_bytes(content)
     for files in ((junk, pair[1]), (pair[0], junk), (pair[1], pair[0])):
         with pytest.raises(ConfigError, match=r"ssl_certfile=.* and ssl_keyfile=.* cannot be used .*complete PEM"):
-            load_tls(*files)
-
-
-def test_a_truncated_certificate_is_rejected(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    truncated = tmp_path / "truncated.pem"
-    truncated.write_bytes(pair[0].read_bytes()[:300])
-    with pytest.raises(ConfigError, match=r"cannot be used .*give complete PEM files"):
-        load_tls(truncated, pair[1])
-
-
-def test_a_file_name_that_is_too_long_is_reported_as_missing(pair: tuple[Path, Path]) -> None:
-    with pytest.raises(ConfigError, match=r"ssl_certfile=x+: no such file"):
-        AccessOptions(ssl_certfile=Path("x" * 300), ssl_keyfile=pair[1])
+            load(*files)
 
 
 @pytest.mark.parametrize("name", ["ssl_certfile", "ssl_keyfile"])
 def test_a_file_that_cannot_be_read_is_named_alone(tmp_path: Path, name: str) -> None:
     files = dict(zip(("ssl_certfile", "ssl_keyfile"), self_signed(tmp_path), strict=True))
-    options = AccessOptions(**files)
     files[name].unlink()
     with pytest.raises(ConfigError) as caught:
-        options.load_tls()
+        load(*files.values())
     assert str(caught.value) == f"{name}={files[name]} cannot be read (No such file or directory): give a readable file"
-
-
-def test_a_weak_key_is_rejected_with_the_smallest_sizes(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"\(EE_KEY_TOO_SMALL\).* its key, which has at least 2048 bits \(RSA\)"):
-        load_tls(*self_signed(tmp_path, key=rsa.generate_private_key(65537, 1024)))
-
-
-def test_access_options_load_their_certificate(pair: tuple[Path, Path]) -> None:
-    assert AccessOptions().load_tls() is None
-    context = load_tls(*pair)
-    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
-    assert context.options & ssl.OP_NO_RENEGOTIATION
 
 
 # -- clients ---------------------------------------------------------------------------------------------------------

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 import socket
-import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import ClassVar, Final
 from chairlift.errors import ConfigError
 from chairlift.options import check_options, option, parse_names, split_names
 from chairlift.server.access.keys import KeyRing, load_keys
+from chairlift.system.input_files import read_bytes
 
 ANY: Final = "*"
 LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]", "*.localhost")
@@ -57,6 +56,20 @@ def parse_origins(text: str | Sequence[str], name: str = "allowed_origins") -> t
                 'without a path or trailing slash, or "*" for every origin'
             )
     return origins
+
+
+def check_pem(name: str, path: Path) -> None:
+    """Raise ConfigError if the file of an option cannot be read, or is encrypted, so that OpenSSL would prompt for a
+    passphrase."""
+    try:
+        content = read_bytes(path)
+    except OSError as error:
+        raise ConfigError(f"{name}={path} cannot be read ({error.strerror}): give a readable file") from None
+    if b"ENCRYPTED" in content:
+        raise ConfigError(
+            f"{name}={path} is encrypted, and a server cannot prompt for a passphrase: decrypt it "
+            f"(openssl pkey -in {path} -out decrypted.pem) and restrict the read access to the file"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +145,8 @@ class AccessOptions:
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ConfigError("ssl_certfile and ssl_keyfile must be given together: give both, or neither")
         for name in ("ssl_certfile", "ssl_keyfile"):
-            path = getattr(self, name)
-            if path is not None and not os.path.isfile(path):
-                raise ConfigError(f"{name}={path}: no such file")
+            if (path := getattr(self, name)) is not None:
+                check_pem(name, path)
         if self.keys and self.allow_unauthenticated:
             raise ConfigError("allow_unauthenticated has no effect with API keys: give either the option or the keys")
 
@@ -142,40 +154,6 @@ class AccessOptions:
     def scheme(self) -> str:
         """The URL scheme of the server: `http`, or `https` with TLS."""
         return "http" if self.ssl_certfile is None else "https"
-
-    def load_tls(self) -> ssl.SSLContext | None:
-        """Load the context of a server with TLS 1.2 and 1.3, without renegotiation; None without TLS. Raises
-        ConfigError if a file cannot be read or has other contents, or the key is encrypted, belongs to another
-        certificate, or is weaker than OpenSSL accepts. The files are read once, so a renewed certificate is used after
-        a restart."""
-        certfile, keyfile = self.ssl_certfile, self.ssl_keyfile
-        if certfile is None or keyfile is None:
-            return None
-
-        def reject_encrypted_key() -> str:
-            raise ConfigError(
-                f"ssl_keyfile={keyfile} is encrypted, and a server cannot prompt for a passphrase: decrypt it "
-                f"(openssl pkey -in {keyfile} -out decrypted.pem) and restrict the read access to the file"
-            )
-
-        for name, path in (("ssl_certfile", certfile), ("ssl_keyfile", keyfile)):
-            try:
-                path.open("rb").close()
-            except OSError as error:
-                raise ConfigError(f"{name}={path} cannot be read ({error.strerror}): give a readable file") from None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.options |= ssl.OP_NO_RENEGOTIATION
-        try:
-            context.load_cert_chain(certfile, keyfile, reject_encrypted_key)
-        except OSError as error:  # ssl.SSLError is one.
-            reason = str(getattr(error, "reason", None) or error.strerror or error)
-            size = ", which has at least 2048 bits (RSA) or 224 bits (elliptic curve)" if "SMALL" in reason else ""
-            raise ConfigError(
-                f"ssl_certfile={certfile} and ssl_keyfile={keyfile} cannot be used ({reason}): give complete PEM files "
-                f"of a certificate and its key{size}"
-            ) from None
-        return context
 
     def is_private(self, host: str) -> bool:
         """Whether a server on the address `host` is only for this machine: without keys, and on the loopback."""

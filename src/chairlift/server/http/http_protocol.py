@@ -10,6 +10,8 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from chairlift.errors import ConfigError
+
 MAX_HEADER_BYTES: Final = 64 << 10  # of a request line and headers, or of trailers; a connection with more is closed
 MAX_PIPELINED: Final = 128  # requests of a connection that wait for earlier responses
 WRITE_SECONDS: Final = 30.0  # without progress, until the connection of a client that does not read is closed
@@ -94,8 +96,15 @@ class HttpProtocol(HttpToolsProtocol):
             self._write_check = None
 
 
-def uvicorn_config(app: Any, tls: ssl.SSLContext | None = None, **options: Any) -> uvicorn.Config:
-    """The configuration of uvicorn for an application, with TLS if there is a context, and further options."""
-    if tls is not None:
-        options["ssl_context_factory"] = lambda *_: tls
-    return uvicorn.Config(app, http=HttpProtocol, ws="none", timeout_keep_alive=KEEP_ALIVE_SECONDS, **options)
+def uvicorn_config(app: Any, **options: Any) -> uvicorn.Config:
+    """The configuration of uvicorn for an application, with further options. Raises ConfigError if OpenSSL rejects the
+    files of `ssl_certfile` and `ssl_keyfile`."""
+    config = uvicorn.Config(app, http=HttpProtocol, ws="none", timeout_keep_alive=KEEP_ALIVE_SECONDS, **options)
+    try:
+        config.load()
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"ssl_certfile={config.ssl_certfile} and ssl_keyfile={config.ssl_keyfile} cannot be used "
+            f"({error.reason or error}): give complete PEM files of a certificate and its key"
+        ) from None
+    return config
