@@ -27,6 +27,7 @@ from chairlift.server.draining_server import DrainingServer
 from chairlift.server.http.http_protocol import uvicorn_config
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.serve_options import ObservabilityOptions, ServeOptions
+from chairlift.server.telemetry.access_log import AccessLog
 from in_process_cluster import make_cluster
 from plain_http import NO_TLS
 from step_gate import StepGate
@@ -132,6 +133,13 @@ def open_options(
     )
 
 
+def redirect_access_log(app: FastAPI, path: Path) -> None:
+    """Let the access log of an application write to a file instead of standard error."""
+    for listener in app.state.listeners:
+        if isinstance(listener, AccessLog):
+            listener._file = path.open("w")  # type: ignore[assignment]
+
+
 @contextlib.contextmanager
 def run_server(
     llm: AsyncLLM,
@@ -140,7 +148,7 @@ def run_server(
     keys: KeyRing | None = None,
     limits: ServerLimits | None = None,
     api: ApiOptions | None = None,
-    observability: ObservabilityOptions | None = None,
+    access_log: Path | None = None,
     allowed_origins: tuple[str, ...] = (),
     tls: tuple[Path, Path] | None = None,
     allowed_hosts: Sequence[str] | None = None,
@@ -154,16 +162,17 @@ def run_server(
         keys=keys,
         limits=limits,
         api=api,
-        observability=observability,
+        observability=None if access_log is None else ObservabilityOptions("json"),
         allowed_origins=allowed_origins,
         allowed_hosts=allowed_hosts,
         page_control=page_control,
     )
     app = create_app(llm, options)
+    if access_log is not None:
+        redirect_access_log(app, access_log)
     if ON_CLUSTER:
         observe_replicas(app.state.models.default, llm._client)
     with run_app(app, tls, root_path) as (url, server):
-        access_log = None if observability is None else observability.access_log
         yield RunningServer(llm, url, app.state.admission, server, access_log)
 
 

@@ -141,7 +141,7 @@ def test_a_variable_that_no_option_has_is_an_error(served: dict[str, Any], name:
         ("zzz: 3", "zzz is not an option; options are model, host, port,"),
         ("hf: a/b", "hf is not an option; options are"),
         ("help: true", "help is not an option"),
-        ('access-log: "a\\0b"', "serve.yaml: access-log contains a null character: remove it"),
+        ('event-log: "a\\0b"', "serve.yaml: event-log contains a null character: remove it"),
         ("max-num-seqs: many", 'max-num-seqs from config=.*: unable to convert "many" into int'),
         ("max-num-seqs: 2.5", 'max-num-seqs from config=.*: unable to convert "2.5" into int'),
         ("max-num-seqs: true", "max-num-seqs must be a number or text, got true: write text in quotes"),

@@ -28,7 +28,7 @@ from chairlift.server.models.served_model import MAX_ENDED_REPLICAS, ServedModel
 from chairlift.server.serve_options import ObservabilityOptions
 from chairlift.server.telemetry.tracing import LOST_STATUS, RESENT_STATUS
 from in_process_cluster import InProcessTransport, make_cluster
-from running_server import open_options, run_app
+from running_server import open_options, redirect_access_log, run_app
 from step_gate import StepGate
 from waiting import wait_for
 
@@ -85,7 +85,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 @pytest.fixture
 def serve(tiny_model_dir: Callable[..., Path], log: Path, exporter: InMemorySpanExporter) -> Serve:
     folder = str(tiny_model_dir("llama"))
-    observability = ObservabilityOptions("json", log, otlp_traces_endpoint="http://unused")
+    observability = ObservabilityOptions("json", otlp_traces_endpoint="http://unused")
 
     @contextmanager
     def run(num_replicas: int = 2, **options: Any) -> Iterator[ClusterServer]:
@@ -93,6 +93,7 @@ def serve(tiny_model_dir: Callable[..., Path], log: Path, exporter: InMemorySpan
         engines = [AsyncLLM(model=folder, num_kv_blocks=64, **options) for _ in range(num_replicas)]
         llm, transport = make_cluster(*engines)
         app = create_app(llm, open_options("tiny", observability=observability))
+        redirect_access_log(app, log)
         observe_replicas(app.state.models.default, llm._client)  # type: ignore[arg-type]
         with run_app(app) as (url, _server):
             wait_for(lambda: transport.view._subscribed.keys() == transport.view._running)

@@ -10,7 +10,6 @@ from api_model import with_api_tokenizer
 
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
-from chairlift.server.serve_options import ObservabilityOptions
 from running_server import MODEL, RunningServer, run_server
 
 
@@ -38,6 +37,5 @@ def api_server(
     tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1024)
     folder = with_api_tokenizer(tiny, tmp_path_factory.mktemp("api"))
     llm = AsyncLLM(model=str(folder), num_kv_blocks=200, num_threads=1, max_num_seqs=8)
-    observability = ObservabilityOptions("json", tmp_path_factory.mktemp("log") / "access.jsonl")
-    with run_server(llm, "tiny", observability=observability) as running:
+    with run_server(llm, "tiny", access_log=tmp_path_factory.mktemp("log") / "access.jsonl") as running:
         yield running

@@ -71,4 +71,4 @@ def test_a_pipe_is_not_opened_again(tmp_path: Path) -> None:
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     with pipe.open("w") as file:
         os.close(reader)
-        assert reopen("access_log", file) == ""
+        assert reopen("event_log", file) == ""

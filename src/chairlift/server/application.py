@@ -29,6 +29,7 @@ from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.serve_options import ServeOptions
+from chairlift.server.telemetry.access_log import AccessLog
 from chairlift.server.telemetry.call_log import CallLogMiddleware
 from chairlift.server.web.page_routes import file_router, page_router
 from chairlift.version import __version__
@@ -98,7 +99,8 @@ def create_models_app(
             task.cancel()
         await manager.aclose()
         for listener in listeners:
-            listener.close()
+            if not isinstance(listener, AccessLog):
+                listener.close()
 
     app = Application(title="Chairlift", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.admission = admission

@@ -28,8 +28,6 @@ from chairlift.worker.memory import format_memory
 if TYPE_CHECKING:
     from chairlift.server.models.model_manager import ModelManager
     from chairlift.server.models.served_model import ServedModel
-    from chairlift.server.telemetry.access_log import AccessLog
-    from chairlift.server.telemetry.tracing import CallTracer
 
 logger = logging.getLogger("chairlift")
 
@@ -107,7 +105,7 @@ def run(
         log_config=None,
         access_log=False,
     )
-    reload = partial(reload_files, options, app.state.listeners, engine)
+    reload = partial(reload_files, options, engine)
     server = DrainingServer(uvicorn_options, manager, app.state.admission, end_process_after, reload)
     if cluster is not None:
         cluster.on_failure(server.drain)
@@ -121,25 +119,19 @@ def run(
         raise EngineDeadError(f"the server has stopped: {cluster.failure}")
 
 
-async def reload_files(
-    options: ServeOptions, listeners: Sequence[AccessLog | CallTracer], engine: EngineCluster | ProcessClient | None
-) -> None:
+async def reload_files(options: ServeOptions, engine: EngineCluster | ProcessClient | None) -> None:
     """Reopen the log files and read the API keys again, such as after SIGHUP, and log what was done.
 
     Args:
-        listeners: the listeners of calls, among them the access log.
         engine: the engine of a server with one engine, the only one that writes files.
     """
-    from chairlift.server.telemetry.access_log import AccessLog
-
-    opened = [each.reopen() for each in listeners if isinstance(each, AccessLog)]
+    opened: list[str] = []
     paths = {"event_log": options.engine.event_log, "record_trace": options.engine.record_trace}
     if isinstance(engine, ProcessClient) and any(paths.values()):
         engine.send(ReopenFiles())
-        opened += [f"{name} (by the engine)" for name, path in paths.items() if path]
+        opened = [f"{name} (by the engine)" for name, path in paths.items() if path]
     keys = await options.access.keys.reload()
-    files = ", ".join(filter(None, opened))
-    logger.info("SIGHUP: files reopened: %s; %s", files or "none", keys or "no API keys were read")
+    logger.info("SIGHUP: files reopened: %s; %s", ", ".join(opened) or "none", keys or "no API keys were read")
 
 
 def _make_manager(

@@ -7,7 +7,6 @@ import shlex
 import sys
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from chairlift.config import EngineConfig
@@ -17,7 +16,6 @@ from chairlift.options import Selection, check_options, option
 from chairlift.server.access.access_options import AccessOptions, ServerLimits
 from chairlift.server.models.model_options import ModelOptions, ModelSpec, check_names
 from chairlift.server.preparation.api_options import ApiOptions
-from chairlift.system.output_files import check_writable
 
 if TYPE_CHECKING:
     from chairlift.server.telemetry.access_log import AccessLog
@@ -38,25 +36,21 @@ def parse_root_path(text: str, name: str = "root_path") -> str:
 
 @dataclass(frozen=True, slots=True)
 class ObservabilityOptions:
-    """The options of a server for its access log and its traces. Raises ConfigError if they contradict each other, the
-    log cannot be written, or the extra `otel` is missing."""
+    """The options of a server for its access log and its traces. Raises ConfigError if the extra `otel` is missing."""
 
     OPTION_GROUP: ClassVar = "Observability"
 
     access_log_format: str = option(
-        "text", "Format of the access log; json also for all log lines on standard error.", choices=ACCESS_LOG_FORMATS
+        "text",
+        "Format of the access log on standard error; json also for all other log lines.",
+        choices=ACCESS_LOG_FORMATS,
     )
-    access_log: Path | None = option(None, "File of the access log; standard error if not set.")
     otlp_traces_endpoint: str | None = option(
         None, "URL to which OpenTelemetry spans are sent, such as http://localhost:4318/v1/traces."
     )
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.access_log_format == "none" and self.access_log is not None:
-            raise ConfigError("access_log_format=none writes no log: remove access_log")
-        if self.access_log is not None:
-            check_writable("access_log", self.access_log)
         if self.otlp_traces_endpoint is not None and find_spec("opentelemetry") is None:
             raise ConfigError(
                 f"otlp_traces_endpoint={self.otlp_traces_endpoint} needs opentelemetry, which is not installed: "
@@ -64,12 +58,12 @@ class ObservabilityOptions:
             )
 
     def listeners(self) -> list[AccessLog | CallTracer]:
-        """Create the listeners of calls. The caller must close them."""
+        """Create the listeners of calls. The caller must close a tracer."""
         from chairlift.server.telemetry.access_log import AccessLog
 
         found: list[AccessLog | CallTracer] = []
         if self.access_log_format != "none":
-            found.append(AccessLog(self.access_log_format, self.access_log))
+            found.append(AccessLog(self.access_log_format))
         if self.otlp_traces_endpoint is not None:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 

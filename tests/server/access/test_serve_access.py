@@ -88,7 +88,6 @@ def test_a_new_key_is_shown_once_and_accepted_by_a_server_over_tls(
             ["serve", "--record-trace", "no/such"],
             "record_trace=no/such: No such file or directory; create the folder no",
         ),
-        (["serve", "--access-log", "/dev"], "access_log=/dev: Is a directory; use a file in this folder"),
         (["serve", "--tenant-weights", "a=2"], "tenant_weights need scheduling_policy=fair"),
         (["serve", "--length-predictor", "oracle"], "length_predictor=oracle needs the output lengths of all requests"),
         (["serve", "--scheduling-policy", "srpt", "--length-predictor", "none"], "set --length-predictor history"),

@@ -15,7 +15,6 @@ from openai.types.responses import Response
 from chairlift import AsyncLLM
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.responses import ResponseObject
-from chairlift.server.serve_options import ObservabilityOptions
 from running_server import RunningServer, run_server
 from waiting import wait_for
 
@@ -126,7 +125,7 @@ def test_an_aborted_stream_is_logged_with_status_499(tiny_model_dir: Callable[..
         model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1, max_num_seqs=1
     )
     body = {"prompt": [5, 6], "max_tokens": 200, "ignore_eos": True, "stream": True, "return_token_ids": True}
-    with run_server(llm, "tiny", observability=ObservabilityOptions("json", log)) as server:
+    with run_server(llm, "tiny", access_log=log) as server:
         server.slow_down(0.02)
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as response:
             lines = response.iter_lines()

@@ -15,7 +15,6 @@ from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
 from chairlift.server.access.access_options import AccessOptions, ServerLimits, parse_origins
 from chairlift.server.access.keys import Key, KeyRing, digest
-from chairlift.server.serve_options import ObservabilityOptions
 from command_runner import invoke
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server
@@ -42,8 +41,8 @@ def guarded(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPa
             Key("limited", digest(LIMITED_KEY), requests_per_minute=1),
         ]
     )
-    log = ObservabilityOptions("json", tmp_path_factory.mktemp("log") / "access.jsonl")
-    options = {"limits": ServerLimits(max_body_bytes=2048), "observability": log}
+    log = tmp_path_factory.mktemp("log") / "access.jsonl"
+    options = {"limits": ServerLimits(max_body_bytes=2048), "access_log": log}
     with serve(tiny_model_dir("llama"), keys=keys, allowed_origins=(PAGE,), **options) as running:
         yield running
 

@@ -68,6 +68,13 @@ def observer() -> EngineObserver:
     return found
 
 
+def log_to(path: Path, log_format: str) -> AccessLog:
+    """An access log that writes to a file instead of standard error."""
+    log = AccessLog(log_format)
+    log._file = path.open("w")  # type: ignore[assignment]
+    return log
+
+
 def call(observer: EngineObserver, app: ASGIApp, *listeners: CallListener, **options: Any) -> None:
     logged = CallLogMiddleware(app, observer.find, listeners)
 
@@ -79,7 +86,7 @@ def call(observer: EngineObserver, app: ASGIApp, *listeners: CallListener, **opt
 
 
 def test_a_json_line_has_sizes_and_times_but_no_prompt(observer: EngineObserver, tmp_path: Path) -> None:
-    call(observer, answering(), AccessLog("json", tmp_path / "log"))
+    call(observer, answering(), log_to(tmp_path / "log", "json"))
     (line,) = (tmp_path / "log").read_text().splitlines()
     assert SECRET not in line
     fields = json.loads(line)
@@ -106,7 +113,7 @@ def test_a_json_line_has_sizes_and_times_but_no_prompt(observer: EngineObserver,
 
 
 def test_a_text_line_begins_with_seven_values_and_has_no_prompt(observer: EngineObserver, tmp_path: Path) -> None:
-    call(observer, answering(404, None), AccessLog("text", tmp_path / "log"))
+    call(observer, answering(404, None), log_to(tmp_path / "log", "text"))
     (line,) = (tmp_path / "log").read_text().splitlines()
     assert " INFO 127.0.0.1 ann POST /v1/completions 404 duration=" in line
     assert SECRET not in line
@@ -122,7 +129,7 @@ def test_a_text_line_begins_with_seven_values_and_has_no_prompt(observer: Engine
 def test_a_line_has_the_reason_of_an_error_without_the_value_of_the_client(
     observer: EngineObserver, tmp_path: Path, message: str, reason: str
 ) -> None:
-    call(observer, JSONResponse({"error": {"message": message}}, 400), AccessLog("json", tmp_path / "log"))
+    call(observer, JSONResponse({"error": {"message": message}}, 400), log_to(tmp_path / "log", "json"))
     (line,) = (tmp_path / "log").read_text().splitlines()
     assert SECRET not in line
     assert json.loads(line)["reason"] == reason
@@ -132,14 +139,14 @@ def test_a_line_has_the_reason_of_an_error_without_the_value_of_the_client(
 def test_files_of_pages_are_logged_only_if_they_fail(
     observer: EngineObserver, tmp_path: Path, path: str, status: int, is_logged: bool
 ) -> None:
-    call(observer, answering(status, None), AccessLog("text", tmp_path / "log"), path=path)
+    call(observer, answering(status, None), log_to(tmp_path / "log", "text"), path=path)
     assert bool((tmp_path / "log").read_text()) is is_logged
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_a_path_cannot_forge_a_line_or_a_field(observer: EngineObserver, tmp_path: Path, log_format: str) -> None:
     path = "/x 200\nforged\x1b[2J\u2028\x85 /v1"
-    AccessLog(log_format, tmp_path / "log")(Call("GET", path, "127.0.0.1", id="a\x9b\n"), [])
+    log_to(tmp_path / "log", log_format)(Call("GET", path, "127.0.0.1", id="a\x9b\n"), [])
     (line,) = (tmp_path / "log").read_text().splitlines()
     assert line.isprintable()
     if log_format == "text":
@@ -172,7 +179,7 @@ def test_the_finish_reason_is_logged_before_the_engine_event(tmp_path: Path) -> 
 
     exporter = InMemorySpanExporter()
     tracer = CallTracer(exporter)
-    call(observer, answering(call_id="r1", finish_reason="stop"), AccessLog("json", tmp_path / "log"), tracer)
+    call(observer, answering(call_id="r1", finish_reason="stop"), log_to(tmp_path / "log", "json"), tracer)
     tracer.close()
     assert json.loads((tmp_path / "log").read_text())["finish_reason"] == "stop"
     (sequence,) = (span for span in exporter.get_finished_spans() if span.name == "sequence")
@@ -275,18 +282,6 @@ def test_calls_that_do_not_reach_the_engine_are_not_traced(observer: EngineObser
     assert not exporter.get_finished_spans()
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"access_log_format": "xml"}, "access_log_format must be one of text, json, none"),
-        ({"access_log": Path("log"), "access_log_format": "none"}, "writes no log"),
-    ],
-)
-def test_unsupported_options_are_rejected(options: dict[str, Any], match: str) -> None:
-    with pytest.raises(ConfigError, match=match):
-        ObservabilityOptions(**options)
-
-
-def test_a_log_that_cannot_be_written_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"access_log=.*: Is a directory; use a file in this folder"):
-        ObservabilityOptions("json", tmp_path)
+def test_an_unknown_format_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="access_log_format must be one of text, json, none"):
+        ObservabilityOptions("xml")

@@ -4,70 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import sys
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 from chairlift.server.access.call import Call
 from chairlift.server.telemetry.engine_observer import ObservedRequest
 from chairlift.system.log_format import format_time
-from chairlift.system.output_files import reopen, unwritable_file_error
-
-logger = logging.getLogger("chairlift")
 
 PLAIN: Final = "/-._~!$&'()*+,;=:@"
 """Characters that are not escaped in a path, in addition to letters and digits (RFC 3986, section 3.3)."""
-BUFFER_BYTES: Final = 1 << 20
-"""The size of the buffer of the file. The end of a line that a full disk has cut waits in it: no line is longer."""
 
 
 class AccessLog:
-    """Writes a line for each call to a file, or to standard error without a path; raises ConfigError if the file cannot
-    be opened. The format is "text" or "json".
+    """Writes a line for each call to standard error, in the format "text" or "json"."""
 
-    A full disk does not stop the server. A warning reports that a line could not be written. It and the next ones are
-    written later, as far as the buffer of the file has room for them.
-    """
-
-    def __init__(self, log_format: str, path: Path | None = None) -> None:
+    def __init__(self, log_format: str) -> None:
         self._is_json = log_format == "json"
-        self._name = "standard error" if path is None else f"access_log={path}"
-        self._is_writable = True
-        try:
-            self._file = sys.__stderr__ if path is None else path.open("a", BUFFER_BYTES, "utf-8", "backslashreplace")
-        except OSError as error:
-            assert path is not None
-            raise unwritable_file_error("access_log", path, error) from None
+        self._file = sys.__stderr__  # Ray Serve replaces sys.stderr. A process may have no standard error.
 
     def __call__(self, call: Call, sequences: list[ObservedRequest]) -> None:
         fields = _fields(call, sequences)
         self.write(json.dumps(fields, separators=(",", ":")) if self._is_json else _text(fields))
 
     def write(self, line: str) -> None:
-        """Append a line and a newline, unless it is closed. Errors of the file are logged, not raised."""
-        if self._file is None or self._file.closed:  # A process may have no standard error.
-            return
-        try:
-            self._file.write(f"{line}\n")
-            self._file.flush()
-        except OSError as error:
-            if self._is_writable:
-                logger.warning("%s: cannot be written (%s)", self._name, error.strerror or error)
-            self._is_writable = False
-        else:
-            self._is_writable = True
-
-    def reopen(self) -> str:
-        """Reopen the file, unless it is standard error. Returns what `output_files.reopen` does."""
-        return "" if self._file is None or self._file is sys.__stderr__ else reopen("access_log", self._file)
-
-    def close(self) -> None:
-        if self._file is not None and self._file is not sys.__stderr__:
+        """Write a line and a newline. An error such as a full disk does not stop the server."""
+        if self._file is not None:
             with contextlib.suppress(OSError):
-                self._file.close()
+                self._file.write(f"{line}\n")
+                self._file.flush()
 
 
 def _fields(call: Call, sequences: list[ObservedRequest]) -> dict[str, Any]:
