@@ -187,14 +187,3 @@ def test_requests_with_an_slo_are_counted_by_its_result() -> None:
     found = exposed(engine.log, engine)
     assert found["chairlift:slo_requests_total", "met"] == 2
     assert found["chairlift:slo_requests_total", "missed"] == 1
-
-
-def test_the_quality_of_experience_is_exported_with_pacing_only() -> None:
-    for speed, count in ((None, 0), (5.0, 2)):
-        engine = TrackedEngine(pacing_tokens_per_second=speed)
-        for _ in range(2):
-            engine.add([1], 3)
-        engine.add([1], 3, is_streamed=False)
-        engine.to_end()
-        found = exposed(engine.log, engine)
-        assert (found["chairlift:request_qoe_count", ""], found["chairlift:request_qoe_sum", ""]) == (count, count)

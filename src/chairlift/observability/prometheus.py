@@ -16,7 +16,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from chairlift.events import SLOT_KINDS, EngineStarted, RequestFinished, Step
-from chairlift.observability.reading import QOE_BUCKETS, ReadingCurve
 from chairlift.observability.replay import ReplayReader, Rows
 from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.observability.tracker import RequestTracker
@@ -65,7 +64,6 @@ HISTOGRAMS: Final = {
     "vllm:request_inference_time_seconds": ("Time from the first step of a request to its end.", LATENCY_BUCKETS),
     "vllm:request_prefill_time_seconds": ("Time from the first step of a request to its first token.", LATENCY_BUCKETS),
     "vllm:request_decode_time_seconds": ("Time from the first token of a request to its end.", LATENCY_BUCKETS),
-    "chairlift:request_qoe": ("Quality of experience of a stream, with --pacing-tokens-per-second.", QOE_BUCKETS),
     "vllm:request_prompt_tokens": ("Number of prompt tokens of a request.", TOKEN_BUCKETS),
     "vllm:request_generation_tokens": ("Number of output tokens of a request.", TOKEN_BUCKETS),
     "vllm:iteration_tokens_total": ("Number of tokens computed in a step.", STEP_BUCKETS),
@@ -122,7 +120,6 @@ class PrometheusMetrics(ReplayReader, Collector):
         self._gauges = gauges or {}
         self._histograms = {name: BucketCounts(buckets) for name, (_, buckets) in HISTOGRAMS.items()}
         self._counters: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
-        self._curves: dict[str, ReadingCurve] = {}
         tracker.add_reader(self)
 
     # -- events --------------------------------------------------------------------------------------------------
@@ -168,13 +165,9 @@ class PrometheusMetrics(ReplayReader, Collector):
     def _record_tokens(self, step: Step, rows: Rows) -> None:
         """Record the latency of returned tokens. Equal gaps are counted first: most rows of a step share one."""
         gaps: Counter[float] = Counter()
-        started = self._tracker.started
-        speed = None if started is None else started.pacing_tokens_per_second
         for request, index in rows:
             if not step.num_new[index] or request.last_token != step.time:
                 continue
-            if speed is not None and request.arrived.is_streamed:
-                self._add_to_curve(request, speed, step.num_new[index], step.time)
             gap = request.token_gap
             if gap is None:
                 self._histograms["vllm:time_to_first_token_seconds"].add(step.time - request.arrived.time)
@@ -183,23 +176,11 @@ class PrometheusMetrics(ReplayReader, Collector):
         for gap, count in gaps.items():
             self._histograms["vllm:inter_token_latency_seconds"].add(gap, count)
 
-    def _add_to_curve(self, request: TrackedRequest, speed: float, num_new: int, time: float) -> None:
-        curve = self._curves.get(request.request_id)
-        if curve is None:
-            curve = self._curves[request.request_id] = ReadingCurve(speed, request.slo)
-        for _ in range(num_new):
-            curve.add(time - request.arrived.time)
-
     def on_end(self, request: TrackedRequest) -> None:
         if request.state == "rejected":
             self._count("chairlift:requests_rejected")
         elif request.finished is not None:
             self._finish(request, request.finished)
-
-    def on_leave(self, request: TrackedRequest) -> None:
-        curve = self._curves.pop(request.request_id, None)
-        if curve is not None and (qoe := curve.qoe()) is not None:
-            self._histograms["chairlift:request_qoe"].add(qoe)
 
     def _finish(self, request: TrackedRequest, event: RequestFinished) -> None:
         self._count("vllm:request_success", 1, event.finish_reason)

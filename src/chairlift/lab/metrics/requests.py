@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from chairlift.events import Event, Step
-from chairlift.observability.reading import DEFAULT_TOKENS_PER_SECOND, ReadingCurve
+from chairlift.lab.metrics.reading import DEFAULT_TOKENS_PER_SECOND, ReadingCurve
 from chairlift.observability.replay import Replay, ReplayReader, Rows
 from chairlift.observability.tracked_request import TrackedRequest
 

@@ -19,8 +19,6 @@ DEFAULT_TOKENS_PER_SECOND: Final = 5.3
 EXPECTED_TTFT_SECONDS: Final = 1.0
 """The expected time to first token of a request without an objective."""
 
-QOE_BUCKETS: Final = tuple(tenth / 10 for tenth in range(1, 11))
-
 
 class ReadingCurve:
     """The tokens of one stream as they are read.
