@@ -88,8 +88,7 @@ def test_changes_that_would_admit_do_admit(requests: Prompts, options: dict[str,
 
 
 def admits(requests: Prompts, options: dict[str, Any], changes: dict[str, Any], request_id: str) -> bool:
-    changed = {**options, **{key: value for key, value in changes.items() if key != "num_kv_blocks"}}
-    changed["num_blocks"] = changes.get("num_kv_blocks", options["num_blocks"])
+    changed = {**options, "num_blocks": changes.get("num_kv_blocks", options["num_blocks"])}
     try:
         return request_id in admitted(first_step(requests, **changed))
     except ChairliftError:

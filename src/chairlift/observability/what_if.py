@@ -1,4 +1,5 @@
-"""Changes that would have admitted a waiting request, checked with the memory managers of the engine."""
+"""A larger pool or a smaller `max_tokens` that would have admitted a waiting request, checked with the memory managers
+of the engine."""
 
 from __future__ import annotations
 
@@ -7,26 +8,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from chairlift.config import KV_POLICIES
 from chairlift.core.factory import KVPool, make_kv_cache_manager
 from chairlift.core.kv.held_memory import hold
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
-from chairlift.counts import counted
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, RequestArrived
 from chairlift.observability.queue_timeline import BlockHolder
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
 
-FORCED_LENGTH_POLICIES: Final = frozenset({"pow2", "oracle"})
-"""KV policies that need requests with a forced length."""
-
-REASONS_WITHOUT_OPTION: Final = frozenset(
-    {"sibling_prefill", "pending_token", "token_budget", "next_step", "unknown", "restart"}
-)
+MEMORY_REASONS: Final = frozenset({"memory", "preemption"})
 
 MAX_AHEAD: Final = 64
-"""Behind a longer queue only another place in the queue is checked, to limit the time of the computation."""
+"""Behind a longer queue nothing is checked, to limit the time of the computation."""
 
 
 class RequestSize(NamedTuple):
@@ -67,27 +61,18 @@ class BlockedRequest:
         """The requests ahead, and the request itself."""
         return [*self.ahead, self.request]
 
-    @property
-    def is_short_of_memory(self) -> bool:
-        return self.reason in ("memory", "preemption")
-
-    def fits(self, kv: str, num_blocks: int) -> bool:
+    def fits(self, num_blocks: int) -> bool:
         """Whether a pool that contains the batch has space for the queue.
 
         The batch is allocated anew, so gaps from fragmentation and shared prefixes are not taken into account.
         """
         try:
-            manager = _kv_cache_manager(self.started, kv, num_blocks)
+            manager = _kv_cache_manager(self.started, num_blocks)
         except ConfigError:  # The pool is smaller than one reservation of kv=max.
             return False
         members = [RequestSize(holder.arrived, holder.num_computed) for holder in self.holders]
         requests = [_request(size, index) for index, size in enumerate((*members, *self.queue))]
         return all(hold(manager, request, request.num_tokens) for request in requests)
-
-    def fits_with_seats(self, kv: str) -> bool:
-        """Whether the pool and the seats of the engine have space for the queue under a KV policy."""
-        has_seats = self.num_running + len(self.queue) <= self.started.max_num_seqs
-        return has_seats and self.fits(kv, self.started.num_blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,53 +80,35 @@ class WhatIf:
     """A change, and whether it would have admitted a request.
 
     Attributes:
-        changes: option of the engine or field of the request -> value.
+        changes: `num_kv_blocks` of the engine or `max_tokens` of the request -> value.
         text: one sentence with the result.
     """
 
-    changes: Mapping[str, int | str]
+    changes: Mapping[str, int]
     admits: bool
     text: str
 
 
 def what_ifs(blocked: BlockedRequest) -> list[WhatIf]:
-    """All changes that apply, those of engine options first; none if no option affects the reason of the wait."""
-    if blocked.reason in REASONS_WITHOUT_OPTION:
+    """The changes that apply; none if the request did not wait for memory."""
+    if blocked.reason not in MEMORY_REASONS or len(blocked.ahead) > MAX_AHEAD:
         return []
-    found: list[WhatIf | None] = []
-    if len(blocked.ahead) <= MAX_AHEAD:
-        found += [_larger_engine(blocked), _smaller_max_tokens(blocked), *_other_kv_policies(blocked)]
-        if blocked.started.batching == "static":
-            found.append(_option("batching", "continuous", blocked.fits_with_seats(blocked.started.kv)))
-    if blocked.ahead:
-        found.append(_head_of_queue(blocked))
-    return [change for change in found if change is not None]
+    return [change for change in (_larger_pool(blocked), _smaller_max_tokens(blocked)) if change is not None]
 
 
-def _option(name: str, value: int | str, admits: bool) -> WhatIf:
+def _option(name: str, value: int, admits: bool) -> WhatIf:
     return WhatIf({name: value}, admits, f"{name}={value} would {'' if admits else 'not '}have admitted it")
 
 
-# -- the same policy -----------------------------------------------------------------------------------------------
-
-
-def _larger_engine(blocked: BlockedRequest) -> WhatIf | None:
-    """The smallest number of seats and blocks that would have admitted the request and those ahead of it."""
-    if blocked.reason == "batch":
-        return None
+def _larger_pool(blocked: BlockedRequest) -> WhatIf | None:
+    """The smallest pool that would have admitted the request and those ahead of it; None if they lack seats too."""
     started = blocked.started
-    changes: dict[str, int | str] = {}
-    seats = blocked.num_running + len(blocked.queue)
-    if started.static_batch_size is not None and seats > started.static_batch_size:
-        changes["static_batch_size"] = seats
-    if seats > started.max_num_seqs:
-        changes["max_num_seqs"] = seats
+    seats = started.max_num_seqs if started.static_batch_size is None else started.static_batch_size
+    if blocked.num_running + len(blocked.queue) > seats:
+        return None
     num_blocks = _min_num_blocks(blocked)
     if num_blocks > started.num_blocks:
-        changes["num_kv_blocks"] = num_blocks
-    if changes:
-        text = " and ".join(f"{option}={value}" for option, value in changes.items())
-        return WhatIf(changes, True, f"{text} would have admitted it")
+        return _option("num_kv_blocks", num_blocks, True)
     if blocked.reason != "memory":
         return None
     text = f"num_kv_blocks={started.num_blocks} without fragmentation would have admitted it"
@@ -155,12 +122,12 @@ def _min_num_blocks(blocked: BlockedRequest) -> int:
     if started.kv == "paged" or started.batching == "static":
         return started.num_blocks + max(0, needed - blocked.free_blocks)
     sizes = range(1, 2 * (started.num_blocks + needed) + 1)
-    return bisect_left(sizes, True, key=lambda size: blocked.fits(started.kv, size)) + 1
+    return bisect_left(sizes, True, key=blocked.fits) + 1
 
 
 def _needed_blocks(started: EngineStarted, sizes: Iterable[RequestSize]) -> list[int]:
     """The number of blocks that each request needs: from its event if that has it, otherwise as in an empty pool."""
-    manager = _kv_cache_manager(started, started.kv, started.num_blocks)
+    manager = _kv_cache_manager(started, started.num_blocks)
 
     def needed(size: RequestSize) -> int:
         if size.needed is not None:
@@ -175,7 +142,7 @@ def _needed_blocks(started: EngineStarted, sizes: Iterable[RequestSize]) -> list
 def _smaller_max_tokens(blocked: BlockedRequest) -> WhatIf | None:
     """The largest `max_tokens` that would have admitted the request; None if `max_tokens` has no influence."""
     started, size = blocked.started, blocked.request
-    if not blocked.is_short_of_memory or blocked.ahead or started.kv == "max":
+    if blocked.ahead or started.kv == "max":
         return None
     if started.kv == "paged" and started.batching != "static":
         text = "a smaller max_tokens would not have admitted it: paged blocks are allocated on demand"
@@ -193,40 +160,12 @@ def _shortened(arrived: RequestArrived, max_tokens: int) -> RequestSize:
     return RequestSize(replace(arrived, max_tokens=max_tokens, output_len=output_len))
 
 
-# -- other policies ------------------------------------------------------------------------------------------------
-
-
-def _other_kv_policies(blocked: BlockedRequest) -> list[WhatIf]:
-    """The same batch and queue under each other KV policy."""
-    started = blocked.started
-    if not blocked.is_short_of_memory or started.batching == "static":
-        return []
-    arrived = [holder.arrived for holder in blocked.holders] + [size.arrived for size in blocked.queue]
-    has_forced_lengths = all(each.output_len is not None for each in arrived)
-    return [
-        _option("kv", kv, blocked.fits_with_seats(kv))
-        for kv in KV_POLICIES
-        if kv != started.kv and (has_forced_lengths or kv not in FORCED_LENGTH_POLICIES)
-    ]
-
-
-def _head_of_queue(blocked: BlockedRequest) -> WhatIf:
-    """What if the request were at the head of the queue?"""
-    started = blocked.started
-    seats = started.max_num_seqs if started.static_batch_size is None else started.static_batch_size
-    limit = blocked.largest_free_piece if started.kv != "paged" else blocked.free_blocks
-    has_seat = blocked.reason != "batch" and blocked.num_running < seats
-    admits = has_seat and _needed_blocks(started, [blocked.request])[0] <= limit
-    outcome = f"would {'' if admits else 'not '}have been admitted"
-    text = f"at the head of the queue, ahead of {counted(len(blocked.ahead), 'request')}, it {outcome}"
-    return WhatIf({"scheduling_policy": "priority"}, admits, text)
-
-
 # -- the memory managers -------------------------------------------------------------------------------------------
 
 
-def _kv_cache_manager(started: EngineStarted, kv: str, num_blocks: int) -> KVCacheManager:
-    arena, block_size, max_model_len = started.kv_arena or "buddy", started.block_size, started.max_model_len
+def _kv_cache_manager(started: EngineStarted, num_blocks: int) -> KVCacheManager:
+    kv, block_size, max_model_len = started.kv, started.block_size, started.max_model_len
+    arena = started.kv_arena or "buddy"
     if kv == "paged":
         windows, max_chunk = tuple(started.kv_windows), started.max_num_batched_tokens
         return make_kv_cache_manager(KVPool(num_blocks, block_size, max_model_len, kv, arena, windows, max_chunk))
