@@ -22,7 +22,7 @@ from declared_routes import ADMINS, COUNTED, PUBLIC, READS, routes_of
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
 from chairlift.engine.event_hub import EventHub
-from chairlift.observability.what_if import BlockedRequest, WhatIf
+from chairlift.engine.explanation.what_if import BlockedRequest, WhatIf
 from chairlift.server.application import create_models_app
 from chairlift.server.draining_server import DrainingServer
 from chairlift.server.models.model_manager import ModelManager

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from chairlift.engine.explanation.explain import Viewer
 from chairlift.events import Event, RequestRejected, Step, from_json
 from chairlift.observability.event_log import encode_event
-from chairlift.observability.explain import Viewer
 from chairlift.server.telemetry import live_feed
 from chairlift.server.telemetry.live_feed import LiveFeed
 from chairlift.server.telemetry.redaction import Redactor

@@ -12,8 +12,8 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from chairlift.observability.explain import Explanation
-from chairlift.observability.what_if import what_ifs
+from chairlift.engine.explanation.explain import Explanation
+from chairlift.engine.explanation.what_if import what_ifs
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.call import call_of
 from chairlift.server.access.keys import Key

@@ -9,9 +9,9 @@ from typing import Final
 
 from chairlift.clock import Clock, MonotonicClock
 from chairlift.engine.event_hub import EventHub
+from chairlift.engine.explanation.explain import Explainer, Viewer
 from chairlift.engine.process.client import EngineStatus
 from chairlift.events import Event, RequestArrived, RequestRejected
-from chairlift.observability.explain import Explainer, Viewer
 from chairlift.observability.prometheus import PrometheusMetrics
 from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.observability.tracker import RequestTracker

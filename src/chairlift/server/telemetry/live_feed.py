@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from chairlift.engine.explanation.explain import Viewer
 from chairlift.events import Event
 from chairlift.observability.event_log import encode_event
-from chairlift.observability.explain import Viewer
 from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.observability.tracker import RequestTracker
 from chairlift.server.telemetry.redaction import Redactor

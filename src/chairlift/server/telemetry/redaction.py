@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
+from chairlift.engine.explanation.explain import Viewer
 from chairlift.events import EngineStarted, Event, PrefixCacheChanged, RequestArrived, RequestRejected, Step
-from chairlift.observability.explain import Viewer
 from chairlift.observability.tracker import RequestTracker
 
 MAX_KNOWN_IDS: Final = 8192

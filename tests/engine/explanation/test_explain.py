@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.core.kv.state_checkpoints import CheckpointPlan
+from chairlift.engine.explanation.explain import Explainer, Explanation, Viewer
+from chairlift.engine.explanation.explained_span import ExplainedSpan, describe_preemption, describe_span
+from chairlift.engine.explanation.what_if import what_ifs
 from chairlift.errors import ChairliftError
 from chairlift.events import Step
-from chairlift.observability.explain import Explainer, Explanation, Viewer
-from chairlift.observability.explained_span import ExplainedSpan, describe_preemption, describe_span
 from chairlift.observability.step_cost import MIN_STEPS
-from chairlift.observability.what_if import what_ifs
 from chairlift.request import WaitReason
 from chairlift.slo import SLO
 from tracked_engine import TrackedEngine

@@ -1,5 +1,4 @@
-"""Explains the waits of a request: spans with their reasons, changes that would have admitted it, and the cost of other
-requests."""
+"""Explains a request: the reasons of its waits, what would have admitted it, and the cost of other requests."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ from typing import Final, Literal, NamedTuple
 from chairlift.config import FAIR_POLICIES, PRIORITY_POLICIES
 from chairlift.core.kv.kv_groups import KVGroups
 from chairlift.core.queues.shortest_remaining import remaining_work
+from chairlift.engine.explanation.explained_slo import ExplainedSLO, explain_slo
+from chairlift.engine.explanation.explained_span import BatchMember, ExplainedSpan, describe_preemption, describe_span
+from chairlift.engine.explanation.what_if import BlockedRequest, RequestSize, WhatIf
 from chairlift.events import EngineStarted
-from chairlift.observability.explained_slo import ExplainedSLO, explain_slo
-from chairlift.observability.explained_span import BatchMember, ExplainedSpan, describe_preemption, describe_span
 from chairlift.observability.queue_timeline import BlockHolder, QueueInterval
 from chairlift.observability.tracked_request import TrackedRequest, WaitSpan
 from chairlift.observability.tracker import RequestTracker
-from chairlift.observability.what_if import BlockedRequest, RequestSize, WhatIf
 
 MAX_HOLDERS_SHOWN: Final = 3
 
