@@ -11,30 +11,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-import httpx
 import pytest
 
-from chairlift import AsyncLLM
 from chairlift.cli.chat import COMMANDS, Conversation
-from chairlift.cli.chat_backends import AnswerStats
+from chairlift.cli.chat_engine import AnswerStats
 from chairlift.errors import ConfigError
 from command_runner import invoke
-from running_server import MODEL, RunningServer, run_server
-from waiting import AMPLE_SECONDS, wait_for
+from waiting import AMPLE_SECONDS
 
 COMMAND = [sys.executable, "-m", "chairlift"]
 POOL = ["--num-kv-blocks", "100", "--num-threads", "1"]
-
-
-@pytest.fixture(scope="module")
-def server(smollm2_gguf: Path) -> Iterator[RunningServer]:
-    llm = AsyncLLM(model=str(smollm2_gguf), num_kv_blocks=200, num_threads=1, max_num_seqs=4)
-    with run_server(llm, MODEL) as running:
-        yield running
 
 
 # -- commands of a conversation -------------------------------------------------------------------------------------
@@ -117,39 +106,19 @@ def test_piped_lines_are_answered_by_an_engine_in_the_process(smollm2_gguf: Path
     assert "error: /wrong is not a command" in result.stderr
 
 
-def test_piped_lines_are_answered_by_a_server(server: RunningServer) -> None:
-    lines = "/set temperature 0\nWhat is the capital of France?\n"
-    result = invoke(["chat", "--url", f"{server.url}/v1"], text=lines)
-    assert result.exit_code == 0, result.stderr
-    assert result.stdout.splitlines() == ["The capital of France is Paris."]
-    wrong = invoke(["chat", "other", "--url", server.url], text="Hello\n")
-    assert "model 'other' is not served here" in wrong.output
-    unreachable = invoke(["chat", "--url", "http://127.0.0.1:9"], text="Hello\n")
-    assert "is the server running?" in str(unreachable.exception)
-    invalid = invoke(["chat", "--url", "http://[::1"], text="Hello\n")
-    assert "url is invalid (" in str(invalid.exception)
-
-
-@pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"data": []}', b"[]"])
-def test_a_server_without_models_is_rejected(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(httpx.Client, "send", lambda *_arguments, **_options: httpx.Response(200, content=body))
-    result = invoke(["chat", "--url", "http://localhost", "--api-key", "schlüssel"], text="Hello\n")
-    assert "url=http://localhost: /v1/models lists no model" in str(result.exception)
-
-
 def test_an_error_of_an_answer_is_not_one_of_the_standard_input(
-    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+    smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
     monkeypatch.setattr("chairlift.cli.chat._answer", mock.Mock(side_effect=error))
     with pytest.raises(UnicodeDecodeError):
-        invoke(["chat", "--url", server.url], text="Hello\n")
+        invoke(["chat", str(smollm2_gguf), *POOL], text="Hello\n")
 
 
-def test_ctrl_c_stops_an_answer_and_not_the_program(server: RunningServer) -> None:
+def test_ctrl_c_stops_an_answer_and_not_the_program(smollm2_gguf: Path) -> None:
     controller, terminal = pty.openpty()
     process = subprocess.Popen(
-        [*COMMAND, "chat", "--url", server.url],
+        [*COMMAND, "chat", str(smollm2_gguf), *POOL],
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,
@@ -171,15 +140,11 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(server: RunningServer) -> No
         return before
 
     read_until("> ")
-    with server.hold_steps() as gate:  # The answer does not end before it is stopped.
-        gate.allow(20)
-        os.write(controller, b"Write a long story about a dragon and a knight.\n")
-        read_until(r"knight\.")
-        wait_for(lambda: server.llm.num_unfinished == 1)
-        read_until(r"\w\w")  # The words of the answer depend on the seed.
-        os.kill(process.pid, signal.SIGINT)
-        read_until("> ")
-    server.wait_until_idle()
+    os.write(controller, b"Write a long story about a dragon and a knight.\n")
+    read_until(r"knight\.")
+    read_until(r"\w\w")  # The words of the answer depend on the seed.
+    os.kill(process.pid, signal.SIGINT)
+    read_until("> ")
     os.write(controller, b"/set max_tokens 5\n")
     read_until(r"max_tokens is 5\.")
     os.write(controller, b"Hello\n")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from chairlift.cli.chat_backends import AnswerStats, ChatBackend, EngineBackend, Message, ServerBackend
+from chairlift.cli.chat_engine import AnswerStats, ChatEngine, Message
 from chairlift.cli.console import MODEL_HELP, SAMPLING_DEFAULTS, input_errors_explained, print_error, print_notice
 from chairlift.config import EngineConfig
 from chairlift.errors import ChairliftError, ConfigError
@@ -141,38 +141,30 @@ def chat(
     model: Annotated[str | None, Parameter(help=MODEL_HELP)] = None,
     /,
     *,
-    url: Annotated[
-        str | None, Parameter(help="URL of a server that answers, instead of an engine in this process.")
-    ] = None,
-    api_key: Annotated[
-        str | None, Parameter(help="API key of the server.", env_var=("CHAIRLIFT_API_KEY", "OPENAI_API_KEY"))
-    ] = None,
     system: Annotated[str, Parameter(help="System prompt.")] = "",
     config: Annotated[EngineConfig, Selection(without=("model", *SAMPLING_DEFAULTS))],
 ) -> None:
     """Read lines of a conversation from the terminal, and answer them."""
     check_address_space()
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    if is_terminal and url is None:
+    if is_terminal:
         print_notice("Loading the model ...")
-    backend: ChatBackend = (
-        EngineBackend(replace(config, model=model)) if url is None else ServerBackend(url, api_key, model)
-    )
+    engine = ChatEngine(replace(config, model=model))
     conversation = Conversation()
     conversation.system = system
     if is_terminal:
         with suppress(ImportError):
             import readline  # noqa: F401  # `input` then has editing and a history
-        print_notice(f"{backend.name}. /help lists the commands.")
+        print_notice(f"{engine.name}. /help lists the commands.")
     with asyncio.Runner() as runner:
         try:
-            while _turn(runner, backend, conversation, is_terminal):
+            while _turn(runner, engine, conversation, is_terminal):
                 pass
         finally:
-            runner.run(backend.close())
+            runner.run(engine.close())
 
 
-def _turn(runner: asyncio.Runner, backend: ChatBackend, conversation: Conversation, is_terminal: bool) -> bool:
+def _turn(runner: asyncio.Runner, engine: ChatEngine, conversation: Conversation, is_terminal: bool) -> bool:
     """Read a line and answer it. Returns False at the end of the input."""
     try:
         with input_errors_explained():
@@ -186,7 +178,7 @@ def _turn(runner: asyncio.Runner, backend: ChatBackend, conversation: Conversati
                     return True
             else:
                 conversation.messages.append({"role": "user", "content": line})
-            _answer(runner, backend, conversation, is_terminal)
+            _answer(runner, engine, conversation, is_terminal)
         except ChairliftError as error:
             print_error(str(error))
     except EOFError:
@@ -196,13 +188,13 @@ def _turn(runner: asyncio.Runner, backend: ChatBackend, conversation: Conversati
     return True
 
 
-def _answer(runner: asyncio.Runner, backend: ChatBackend, conversation: Conversation, is_terminal: bool) -> None:
+def _answer(runner: asyncio.Runner, engine: ChatEngine, conversation: Conversation, is_terminal: bool) -> None:
     """Print the answer to the conversation as it is generated, and add it. Ctrl-C keeps the text so far."""
     parts: list[str] = []
     stats = AnswerStats()
 
     async def print_answer() -> None:
-        async for text in backend.stream(conversation.all_messages(), conversation.parameters, stats):
+        async for text in engine.stream(conversation.all_messages(), conversation.parameters, stats):
             parts.append(text)
             print(text, end="", flush=True)
 
