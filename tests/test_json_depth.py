@@ -1,4 +1,4 @@
-"""The nesting depth of bodies is computed before they are parsed."""
+"""The nesting depth of a schema is computed before it is parsed."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from chairlift.grammar import checker, compiler
 from chairlift.loading.text import template_sandbox
 from chairlift.options import declared_options
 from chairlift.server.access.access_options import ServerLimits
-from chairlift.server.api import engine_call, routes, tokenization
+from chairlift.server.api import engine_call, tokenization
 from chairlift.server.batch import batch_files
 from chairlift.server.http import http_protocol
 from chairlift.server.protocol import base
@@ -29,7 +29,6 @@ CONSTANTS: dict[ModuleType, tuple[str, ...]] = {
     sampling_params: ("MAX_N", "MAX_LOGPROBS", "MAX_STOP_STRINGS", "MAX_LOGIT_BIAS", "MAX_BAD_WORDS"),
     structured_outputs: tuple(name for name in vars(structured_outputs) if name.startswith("MAX_")),
     compiler: ("COMPILE_SECONDS", "QUEUE_SECONDS", "MAX_WAITING_PER_TENANT", "MAX_CACHED", "MAX_MASK_SECONDS"),
-    routes: ("MAX_JSON_DEPTH",),
     http_protocol: ("MAX_HEADER_BYTES", "MAX_PIPELINED", "WRITE_SECONDS", "KEEP_ALIVE_SECONDS"),
     checker: ("MEMORY_BYTES",),
     template_sandbox: ("CPU_SECONDS", "MAX_OUTPUT_CHARACTERS"),

@@ -30,7 +30,6 @@ from chairlift.server.http.streaming import cancel_on_disconnect, run_to_end
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.protocol.base import RequestBody
 from chairlift.server.protocol.validation_errors import validation_problem
-from chairlift.structured_outputs import json_depth
 from chairlift.system.tenant_threads import TenantThreads
 
 ENDPOINTS: Final[list[Endpoint[Any]]] = [
@@ -48,7 +47,6 @@ ENDPOINTS: Final[list[Endpoint[Any]]] = [
 
 LARGE_BODY: Final = 32 << 10  # bytes, from which a body is parsed on a thread
 SHORT_BODY: Final = 2 << 10  # bytes, up to which it is planned on the event loop, where this costs less than a thread
-MAX_JSON_DEPTH: Final = 64  # levels of arrays and objects in a body
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 Body = TypeVar("Body", bound=RequestBody)
@@ -131,12 +129,9 @@ async def read_body(request: Request, body_type: type[Body]) -> Body:
 
 def parse_json(body_type: type[Body], raw: bytes) -> Body:
     """Parse and validate the body of a call; raises RequestError."""
-    if raw.count(b"[") + raw.count(b"{") > MAX_JSON_DEPTH and (depth := json_depth(raw)) > MAX_JSON_DEPTH:
-        problem = f"the request body has arrays and objects that are nested {depth} deep"
-        raise RequestError(f"{problem}, and at most {MAX_JSON_DEPTH} levels are allowed: use fewer")
     try:
-        # Unlike the standard library's parser it rejects unpaired surrogates. By default it keeps short values for
-        # later calls, and each of them keeps the block of memory around it.
+        # Unlike the standard library's parser it rejects unpaired surrogates and more than 200 levels. By default it
+        # keeps short values for later calls, and each of them keeps the block of memory around it.
         given = from_json(raw.removeprefix(BOM_UTF8), cache_strings="keys")
     except ValueError as error:
         raise RequestError(f"the request body is not valid JSON: {error}") from None
