@@ -67,7 +67,7 @@ def run(
 
     Raises:
         ConfigError: an option cannot be used. This is raised before the model is loaded, and then as for
-            `ProcessClient.wait_until_ready`.
+            `ProcessClient.wait_until_ready` and `uvicorn_config`.
         EngineDeadError: the cluster could not continue, and the server has drained.
     """
     limit_arenas()
@@ -97,21 +97,15 @@ def run(
     if ANY not in (hosts := options.hosts):
         logger.info("requests for hosts other than %s get a 400; --allowed-hosts names others", ", ".join(hosts))
     app = create_models_app(manager, options, partial(_log_ready, _url(options, listener), manager, started))
-    uvicorn_options = uvicorn_config(
-        app,
-        ssl_certfile=access.ssl_certfile,
-        ssl_keyfile=access.ssl_keyfile,
-        root_path=options.root_path,
-        log_config=None,
-        access_log=False,
-    )
+    files = {"ssl_certfile": access.ssl_certfile, "ssl_keyfile": access.ssl_keyfile}
     reload = partial(reload_files, options, engine)
-    server = DrainingServer(uvicorn_options, manager, app.state.admission, end_process_after, reload)
-    if cluster is not None:
-        cluster.on_failure(server.drain)
-    trim_memory()
-    sys.setswitchinterval(SWITCH_SECONDS)
     try:
+        uvicorn_options = uvicorn_config(app, **files, root_path=options.root_path, log_config=None, access_log=False)
+        server = DrainingServer(uvicorn_options, manager, app.state.admission, end_process_after, reload)
+        if cluster is not None:
+            cluster.on_failure(server.drain)
+        trim_memory()
+        sys.setswitchinterval(SWITCH_SECONDS)
         server.run(sockets=[listener])
     finally:
         manager.close()
