@@ -135,7 +135,7 @@ def test_keys_give_their_weights_to_the_engines(tmp_path: Path) -> None:
         ({}, {"memory_per_replica": 0}, "memory_per_replica must be a positive amount such as 4GiB"),
         ({}, {"memory_per_replica": "much"}, "memory_per_replica must be a positive amount such as 4GiB"),
         ({}, {"replicas": 0}, "replicas must be at least 1, got 0"),
-        ({}, {"max_replicas": 3}, "chairlift.cluster:app: max_replicas is not an option"),
+        ({}, {"max_replicas": 3}, "chairlift.cluster:app: max-replicas is not an option"),
         (
             {},
             {"drain_timeout": [1]},
