@@ -248,7 +248,6 @@ class ManualLoop:
 
 def test_a_connection_is_closed_when_its_client_reads_nothing() -> None:
     config = uvicorn_config(None, lifespan="off")
-    config.load()
     loop, transport = ManualLoop(), UnreadTransport(3)
     protocol = HttpProtocol(config, ServerState(), {}, loop)  # type: ignore[arg-type]
     protocol.connection_made(transport)
