@@ -21,7 +21,7 @@ from benchmarks.common import print_result, spread
 from rich.table import Table
 
 from chairlift import LLM, SamplingParams
-from chairlift.worker.memory import format_memory
+from chairlift.system.memory_amounts import format_memory
 
 OUTPUT_TOKENS = 8
 

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from chairlift import LLM, RequestOutput, SamplingParams
 from chairlift.engine.startup import pool_plan
-from chairlift.worker.memory import format_memory
+from chairlift.system.memory_amounts import format_memory
 
 ANSWER_TOKENS = 16
 COST_PROMPTS = 3

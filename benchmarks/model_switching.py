@@ -35,7 +35,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from chairlift.loading.fetch import fetch_model
-from chairlift.worker.memory import format_memory
+from chairlift.system.memory_amounts import format_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

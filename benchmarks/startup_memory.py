@@ -32,8 +32,7 @@ from benchmarks.common import print_result
 from rich.table import Table
 
 from chairlift.config import DEFAULT_BLOCK_SIZE
-from chairlift.system.memory_amounts import parse_memory
-from chairlift.worker.memory import format_memory
+from chairlift.system.memory_amounts import format_memory, parse_memory
 
 READ_INTERVAL_SECONDS = 0.1
 START_TIMEOUT_SECONDS = 120

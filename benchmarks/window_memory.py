@@ -36,8 +36,7 @@ from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.synthetic import make_workload
-from chairlift.system.memory_amounts import parse_memory
-from chairlift.worker.memory import format_memory
+from chairlift.system.memory_amounts import format_memory, parse_memory
 
 GEMMA_3_270M: Final[dict[str, Any]] = {
     "architectures": ["Gemma3ForCausalLM"],

@@ -18,7 +18,7 @@ from chairlift.server.api import engine_call, tokenization
 from chairlift.server.batch import batch_files
 from chairlift.server.http import http_protocol
 from chairlift.server.protocol import base
-from chairlift.worker.memory import format_memory
+from chairlift.system.memory_amounts import format_memory
 
 POLICY = Path(__file__).parent.parent / "SECURITY.md"
 SOURCE = POLICY.parent / "src" / "chairlift"

@@ -6,8 +6,8 @@ import torch
 
 from chairlift.errors import ConfigError
 from chairlift.system.control_groups import ControlGroups
-from chairlift.system.memory_amounts import parse_memory
-from chairlift.worker.memory import available_memory, format_memory, total_memory
+from chairlift.system.memory_amounts import format_memory, parse_memory
+from chairlift.worker.memory import available_memory, total_memory
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def _file_note(files: ModelFiles, model_config: ModelConfig, config: EngineConfi
     """A note if the kernels do not read the quantized formats of the file."""
     from chairlift.kernels.choice import choose_kernels
     from chairlift.loading.gguf_file import part_paths
-    from chairlift.worker.memory import format_memory
+    from chairlift.system.memory_amounts import format_memory
 
     is_quantized = files.kind == "gguf" or (model_config.quantization is not None and files.path.is_dir())
     if not is_quantized or choose_kernels(config, model_config.dtype).kernels == "native":

@@ -23,7 +23,7 @@ from chairlift.errors import ConfigError, EngineDeadError
 from chairlift.server.access.access_options import ANY, AccessOptions
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.serve_options import ServeOptions
-from chairlift.worker.memory import format_memory
+from chairlift.system.memory_amounts import format_memory
 
 if TYPE_CHECKING:
     from chairlift.server.models.model_manager import ModelManager

@@ -1,4 +1,4 @@
-"""Parses amounts of memory such as "4GiB"."""
+"""Parses and formats amounts of memory such as "4 GiB"."""
 
 from __future__ import annotations
 
@@ -33,3 +33,11 @@ def parse_memory(text: str | int, field: str = "memory") -> int:
             "units: B, KB, MB, GB, TB, KiB, MiB, GiB, TiB"
         )
     return num_bytes
+
+
+def format_memory(num_bytes: int) -> str:
+    """Format an amount in the largest binary unit that it reaches: 1536 -> "1.5 KiB"."""
+    for unit, size in BINARY_UNITS.items():
+        if num_bytes >= size:
+            return f"{num_bytes / size:.4g} {unit}"
+    return f"{num_bytes} bytes"

@@ -23,7 +23,7 @@ from chairlift.errors import ConfigError
 from chairlift.kernels.attention import KVCache
 from chairlift.kernels.recurrence import RecurrentState
 from chairlift.system.input_files import read_bytes
-from chairlift.worker.memory import format_memory
+from chairlift.system.memory_amounts import format_memory
 
 logger = logging.getLogger("chairlift")
 

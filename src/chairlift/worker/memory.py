@@ -1,4 +1,4 @@
-"""Amounts of memory: formatting, and the memory of a device."""
+"""The total and the available memory of a device."""
 
 from __future__ import annotations
 
@@ -7,21 +7,12 @@ from typing import TYPE_CHECKING
 import psutil
 
 from chairlift.system.control_groups import ControlGroups
-from chairlift.system.memory_amounts import BINARY_UNITS
 
 if TYPE_CHECKING:
     import torch
 
 PROMPT_LOGPROB_ROWS = 256
 """Maximum number of rows of logits in memory for prompt logprobs."""
-
-
-def format_memory(num_bytes: int) -> str:
-    """Format an amount in the largest binary unit that it reaches: 1536 -> "1.5 KiB"."""
-    for unit, size in BINARY_UNITS.items():
-        if num_bytes >= size:
-            return f"{num_bytes / size:.4g} {unit}"
-    return f"{num_bytes} bytes"
 
 
 def available_memory(device: torch.device | None = None) -> int:

@@ -26,8 +26,8 @@ from chairlift.engine.served_engine import EngineFacts
 from chairlift.errors import ConfigError, EngineDeadError
 from chairlift.system.child_process import ChildProcess, python_command
 from chairlift.system.control_groups import ControlGroups
+from chairlift.system.memory_amounts import format_memory
 from chairlift.system.memory_limits import limit_hint
-from chairlift.worker.memory import format_memory
 
 ENGINE_COMMAND: Final = tuple(python_command("chairlift.engine.process.engine_process"))
 STACK_DUMP_SECONDS: Final = 0.5

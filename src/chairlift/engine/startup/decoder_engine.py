@@ -32,12 +32,12 @@ from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.decoder import DecoderModel, StepPlan
 from chairlift.models.kv_layout import KVLayout
 from chairlift.step_time import RowTime, StepTime
+from chairlift.system.memory_amounts import format_memory
 from chairlift.worker.adapter_slots import AdapterSlots
 from chairlift.worker.block_copier import BlockCopier
 from chairlift.worker.draft_model import DraftHead, DraftModel
 from chairlift.worker.encoder_runner import normalize
 from chairlift.worker.kv_cache_plan import KVCachePlan, default_memory_bytes
-from chairlift.worker.memory import format_memory
 from chairlift.worker.model_runner import ModelRunner
 from chairlift.worker.pooling import Pooling
 from chairlift.worker.prompt_logprobs import PromptLogprobs

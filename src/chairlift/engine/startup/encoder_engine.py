@@ -12,8 +12,8 @@ from chairlift.engine.startup.pool_plan import NO_POOL
 from chairlift.engine.startup.prepared_engine import PreparedEngine
 from chairlift.errors import ConfigError
 from chairlift.kernels.kernel_memory import total
+from chairlift.system.memory_amounts import format_memory
 from chairlift.worker.encoder_runner import EncoderRunner
-from chairlift.worker.memory import format_memory
 
 
 def prepare_encoder(config: EngineConfig, loaded: LoadedEncoder) -> PreparedEngine:

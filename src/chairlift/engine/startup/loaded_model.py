@@ -41,9 +41,10 @@ from chairlift.models.pooling import PoolingConfig
 from chairlift.models.random_weights import RandomWeights
 from chairlift.sampling_params import SamplingDefaults
 from chairlift.step_time import RowTime, StepTime
+from chairlift.system.memory_amounts import format_memory
 from chairlift.system.memory_limits import is_out_of_memory
 from chairlift.worker.kv_cache_plan import KVCachePlan
-from chairlift.worker.memory import available_memory, format_memory, total_memory
+from chairlift.worker.memory import available_memory, total_memory
 
 logger = logging.getLogger("chairlift")
 

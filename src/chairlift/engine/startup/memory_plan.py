@@ -27,8 +27,8 @@ from chairlift.kernels.choice import KernelChoice, choose_kernels
 from chairlift.kernels.kernel_memory import MemoryItem, total
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.speculative_config import SpeculativeConfig
+from chairlift.system.memory_amounts import format_memory
 from chairlift.worker.kv_cache_plan import KVCachePlan
-from chairlift.worker.memory import format_memory
 
 ENCODER_TOKENS: Final = 2048
 """The default token budget of an encoder, unless a text may be longer. More tokens in a step are not faster."""

@@ -14,8 +14,8 @@ from chairlift.errors import ConfigError
 from chairlift.kernels.kernel_memory import DTYPE_BYTES, SPARE_BLOCKS
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.kv_layout import KVLayout
+from chairlift.system.memory_amounts import format_memory
 from chairlift.worker.kv_cache_plan import KVCachePlan
-from chairlift.worker.memory import format_memory
 
 KV_DTYPE_BYTES: Final = {**DTYPE_BYTES, "int8": 1}
 

@@ -40,7 +40,7 @@ from chairlift.server.access.keys import Key
 from chairlift.server.models.engine_loader import EngineLoader
 from chairlift.server.models.served_model import ModelLease, ServedModel
 from chairlift.server.telemetry.engine_observer import ObservedRequest
-from chairlift.worker.memory import format_memory
+from chairlift.system.memory_amounts import format_memory
 
 logger = logging.getLogger("chairlift")
 
