@@ -12,6 +12,7 @@ from chairlift.config import EngineConfig
 from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.core.factory import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.engine.input_processor import RequestLimits
+from chairlift.engine.kv_cache_plan import KVCachePlan
 from chairlift.engine.process import engine_process
 from chairlift.engine.process.engine_process import AnnouncingExecutor, FrontEnd
 from chairlift.engine.served_engine import EngineFacts
@@ -19,7 +20,6 @@ from chairlift.events import EngineStarted
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.outputs import SchedulerOutput
 from chairlift.sampling_params import SamplingDefaults
-from chairlift.worker.kv_cache_plan import KVCachePlan
 from fakes import CheckingExecutor
 
 NUM_BLOCKS, MAX_MODEL_LEN, STEP_SECONDS = 128, 128, 0.002

@@ -22,6 +22,7 @@ from chairlift.config import EngineConfig
 from chairlift.core.engine_core import EngineCore
 from chairlift.core.factory import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.engine.input_processor import RequestLimits
+from chairlift.engine.kv_cache_plan import KVCachePlan
 from chairlift.engine.process import engine_process
 from chairlift.engine.process.engine_process import AnnouncingExecutor, FrontEnd
 from chairlift.engine.process.process_client import ProcessClient
@@ -33,7 +34,6 @@ from chairlift.outputs import ModelRunnerOutput, NewRequest, SchedulerOutput
 from chairlift.sampling_params import SamplingDefaults
 from chairlift.server import serve
 from chairlift.server.http import streaming
-from chairlift.worker.kv_cache_plan import KVCachePlan
 
 MAX_MODEL_LEN, NUM_BATCHED_TOKENS = 65_536, 8192
 STEP_SECONDS, PING_SECONDS = 0.005, 0.002

@@ -7,6 +7,7 @@ from typing import Any
 
 from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import RequestLimits
+from chairlift.engine.kv_cache_plan import KVCachePlan
 from chairlift.engine.served_engine import EngineFacts, ServedEngine
 from chairlift.events import EngineStarted
 from chairlift.loading.text.tokenizer import Tokenizer
@@ -14,7 +15,6 @@ from chairlift.models.registry import read_hf_config
 from chairlift.sampling_params import SamplingDefaults
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.conversation import ModelPlanner
-from chairlift.worker.kv_cache_plan import KVCachePlan
 from chat_templates import TEMPLATES
 from chat_tokenizers import BACKENDS
 from tiny_engine import CONFIG

@@ -128,7 +128,7 @@ def _memory(given: int | None, config: EngineConfig, hardware: Device | None) ->
     Raises:
         ConfigError: the memory of the device is unknown.
     """
-    from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE
+    from chairlift.engine.startup.pool_plan import FREE_MEMORY_SHARE
     from chairlift.worker.memory import available_memory
 
     if given is not None:

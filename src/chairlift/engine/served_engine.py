@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from chairlift.config import SchedulerConfig
 from chairlift.engine.input_processor import InputProcessor, NoTokenizer, RequestLimits
+from chairlift.engine.kv_cache_plan import KVCachePlan
 from chairlift.engine.lora_adapters import AdapterNames
 from chairlift.events import EngineStarted
 from chairlift.grammar.compiler import GrammarCompiler
@@ -14,7 +15,6 @@ from chairlift.lora import LoRARequest
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.pooling import PoolingConfig
 from chairlift.sampling_params import SamplingDefaults
-from chairlift.worker.kv_cache_plan import KVCachePlan
 
 
 @dataclass(frozen=True, slots=True)

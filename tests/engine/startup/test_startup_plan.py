@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from chairlift.config import EngineConfig
 from chairlift.core.baselines.arena import BuddyArena
 from chairlift.core.kv.kv_groups import FULL
+from chairlift.engine.kv_cache_plan import KVCachePlan
+from chairlift.engine.startup import pool_plan
 from chairlift.engine.startup.pool_plan import CacheSizes, checkpoint_interval, plan_pool
 from chairlift.errors import ConfigError
-from chairlift.worker import kv_cache_plan
-from chairlift.worker.kv_cache_plan import KVCachePlan
 
 CONTEXT = 512
 SLOT_BYTES = 3 * 2 * 2 * 8 * 4
@@ -74,9 +74,9 @@ def test_the_plan_includes_the_rounding_of_the_allocator() -> None:
 
 
 def test_the_default_budget_is_a_share_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_cache_plan, "available_memory", lambda device: 1000)
-    assert kv_cache_plan.default_memory_bytes(torch.device("cpu")) == 250
-    assert kv_cache_plan.default_memory_bytes(torch.device("cuda")) == 900
+    monkeypatch.setattr(pool_plan, "available_memory", lambda device: 1000)
+    assert pool_plan.default_memory_bytes(torch.device("cpu")) == 250
+    assert pool_plan.default_memory_bytes(torch.device("cuda")) == 900
 
 
 def test_a_checkpoint_takes_as_much_as_k_and_v_of_its_interval() -> None:

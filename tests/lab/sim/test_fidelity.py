@@ -23,6 +23,7 @@ from chairlift.config import BATCHINGS, KV_POLICIES, SCHEDULING_POLICIES, Engine
 from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.core.factory import make_kv_cache_manager, make_scheduler
 from chairlift.core.scheduler import Scheduler
+from chairlift.engine.kv_cache_plan import KVCachePlan
 from chairlift.engine.startup import decoder_engine
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.pool_plan import plan_pool, planned_pool
@@ -31,7 +32,6 @@ from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
 from chairlift.slo import SLO
-from chairlift.worker.kv_cache_plan import KVCachePlan
 
 COMBINATIONS = [*product(BATCHINGS, KV_POLICIES), ("static-global", "oracle")]
 NUM_REQUESTS = 120

@@ -11,12 +11,14 @@ import torch
 from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.core.factory import make_kv_cache_manager
 from chairlift.core.kv.kv_groups import FULL
+from chairlift.engine.kv_cache_plan import KVCachePlan
 from chairlift.engine.startup.disk_prefix_cache import kv_caches, open_block_stores
 from chairlift.engine.startup.loaded_model import LoadedDecoder, load_decoder
 from chairlift.engine.startup.memory_plan import draft_config
 from chairlift.engine.startup.pool_plan import (
     CacheSizes,
     beam_search_problem,
+    default_memory_bytes,
     kv_slot_bytes,
     plan_layout,
     plan_pool,
@@ -37,7 +39,6 @@ from chairlift.worker.adapter_slots import AdapterSlots
 from chairlift.worker.block_copier import BlockCopier
 from chairlift.worker.draft_model import DraftHead, DraftModel
 from chairlift.worker.encoder_runner import normalize
-from chairlift.worker.kv_cache_plan import KVCachePlan, default_memory_bytes
 from chairlift.worker.model_runner import ModelRunner
 from chairlift.worker.pooling import Pooling
 from chairlift.worker.prompt_logprobs import PromptLogprobs

@@ -10,6 +10,7 @@ import torch
 
 from chairlift.config import DEFAULT_DISK_BYTES, EngineConfig
 from chairlift.core.kv.kv_groups import FULL
+from chairlift.engine.kv_cache_plan import KVCachePlan
 from chairlift.engine.startup.loaded_model import LoadedDecoder
 from chairlift.errors import ConfigError
 from chairlift.kernels.attention import KVCache
@@ -19,7 +20,6 @@ from chairlift.loading.resolve import ModelFiles
 from chairlift.step_time import StepTime
 from chairlift.version import __version__
 from chairlift.worker.disk_block_store import HEADER_BYTES, DiskBlockStore
-from chairlift.worker.kv_cache_plan import KVCachePlan
 
 SAMPLES: Final = 64
 SAMPLE_BYTES: Final = 1 << 16

@@ -11,6 +11,7 @@ import torch
 
 from chairlift.config import QUANTIZATIONS, EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
+from chairlift.engine.kv_cache_plan import KVCachePlan
 from chairlift.engine.startup.threads import set_threads
 from chairlift.engine.startup.weight_plan import MatrixFormats, plan_lora, plan_weights
 from chairlift.errors import ConfigError, ModelLoadError
@@ -43,7 +44,6 @@ from chairlift.sampling_params import SamplingDefaults
 from chairlift.step_time import RowTime, StepTime
 from chairlift.system.memory_amounts import format_memory
 from chairlift.system.memory_limits import is_out_of_memory
-from chairlift.worker.kv_cache_plan import KVCachePlan
 from chairlift.worker.memory import available_memory, total_memory
 
 logger = logging.getLogger("chairlift")

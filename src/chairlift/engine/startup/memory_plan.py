@@ -11,6 +11,7 @@ from typing import Final
 
 from chairlift.config import EngineConfig
 from chairlift.core.factory import KVPool
+from chairlift.engine.kv_cache_plan import KVCachePlan
 from chairlift.engine.startup.activation_plan import plan_activations
 from chairlift.engine.startup.pool_plan import (
     NO_POOL,
@@ -28,7 +29,6 @@ from chairlift.kernels.kernel_memory import MemoryItem, total
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.speculative_config import SpeculativeConfig
 from chairlift.system.memory_amounts import format_memory
-from chairlift.worker.kv_cache_plan import KVCachePlan
 
 ENCODER_TOKENS: Final = 2048
 """The default token budget of an encoder, unless a text may be longer. More tokens in a step are not faster."""

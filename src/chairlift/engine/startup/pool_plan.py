@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from chairlift.config import EngineConfig
 from chairlift.core.baselines.arena import ARENAS
 from chairlift.core.factory import KVPool
 from chairlift.core.kv.kv_groups import FULL, KVGroups
 from chairlift.core.kv.state_checkpoints import CheckpointPlan
+from chairlift.engine.kv_cache_plan import KVCachePlan
 from chairlift.errors import ConfigError
 from chairlift.kernels.kernel_memory import DTYPE_BYTES, SPARE_BLOCKS
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.kv_layout import KVLayout
 from chairlift.system.memory_amounts import format_memory
-from chairlift.worker.kv_cache_plan import KVCachePlan
+from chairlift.worker.memory import available_memory
+
+if TYPE_CHECKING:
+    import torch
+
+FREE_MEMORY_SHARE: Final = {"cpu": 0.25, "cuda": 0.9}
+"""The default share of the free memory for K and V. The rest is for activations, and on a CPU for other processes as
+well; a GPU is assumed to have none."""
 
 KV_DTYPE_BYTES: Final = {**DTYPE_BYTES, "int8": 1}
 
@@ -162,6 +170,11 @@ def _plan_blocks(config: EngineConfig, sizes: CacheSizes, memory_bytes: int) -> 
         f"{budget}, at most {longest} tokens for one request, but max_model_len={max_model_len} needs {needed} blocks: "
         f"{required}, or max_model_len to at most {longest}"
     )
+
+
+def default_memory_bytes(device: torch.device) -> int:
+    """The default budget: FREE_MEMORY_SHARE of the free memory. Call it after the weights are loaded."""
+    return int(available_memory(device) * FREE_MEMORY_SHARE[device.type])
 
 
 def swap_bytes_in(config: EngineConfig, device: str) -> int:

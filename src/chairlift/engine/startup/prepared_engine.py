@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from chairlift.config import SchedulerConfig
 from chairlift.core.engine_core import Executor
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
+from chairlift.engine.kv_cache_plan import KVCachePlan
 from chairlift.worker.disk_block_store import DiskBlockStore
-from chairlift.worker.kv_cache_plan import KVCachePlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

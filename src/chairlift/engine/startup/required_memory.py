@@ -8,11 +8,11 @@ from typing import Final
 
 from chairlift.config import EngineConfig
 from chairlift.engine.startup.memory_plan import MemoryPlan, PlannedDraft, draft_config, plan_memory
+from chairlift.engine.startup.pool_plan import FREE_MEMORY_SHARE
 from chairlift.kernels.kernel_memory import total
 from chairlift.loading.pooling_config import ENCODER_LACKS, read_pooling
 from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
 from chairlift.system.memory_amounts import format_memory
-from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE
 
 logger = logging.getLogger("chairlift")
 

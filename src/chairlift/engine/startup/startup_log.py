@@ -9,13 +9,13 @@ from typing import Final
 from chairlift.config import SchedulerConfig
 from chairlift.core.factory import KVPool
 from chairlift.core.kv.kv_groups import FULL
+from chairlift.engine.kv_cache_plan import KVCachePlan
 from chairlift.engine.startup.activation_plan import plan_activations
 from chairlift.engine.startup.loaded_model import LoadedDecoder
 from chairlift.engine.startup.pool_capacity import RequestLengths, compute_pool_capacity
 from chairlift.engine.startup.token_budget import describe_chunks, describe_rows
 from chairlift.kernels.kernel_memory import total
 from chairlift.system.memory_amounts import format_memory
-from chairlift.worker.kv_cache_plan import KVCachePlan
 
 TYPICAL: Final = RequestLengths(256, 256, 256)
 """The request whose number in the pool is logged at startup, in addition to requests of full length."""

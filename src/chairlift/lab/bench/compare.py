@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from chairlift.config import EngineConfig
+from chairlift.engine.kv_cache_plan import KVCachePlan
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import LoadedDecoder, load_decoder
 from chairlift.engine.startup.pool_plan import kv_slot_bytes, plan_layout
@@ -23,7 +24,6 @@ from chairlift.lab.metrics.run import REPORTED_METRICS
 from chairlift.lab.report.recorded_run import recorded_run
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.observability.event_log import encode_event
-from chairlift.worker.kv_cache_plan import KVCachePlan
 
 logger = logging.getLogger("chairlift")
 

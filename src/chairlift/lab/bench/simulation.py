@@ -11,9 +11,10 @@ from rich.console import RenderableType
 from chairlift.config import EngineConfig
 from chairlift.core.kv.kv_groups import FULL
 from chairlift.counts import counted
+from chairlift.engine.kv_cache_plan import KVCachePlan
 from chairlift.engine.progress import AdvanceBar, progress_bar
 from chairlift.engine.startup.memory_plan import plan_memory
-from chairlift.engine.startup.pool_plan import CacheSizes, plan_pool, planned_pool
+from chairlift.engine.startup.pool_plan import FREE_MEMORY_SHARE, CacheSizes, plan_pool, planned_pool
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, Event, EventBroadcaster, RequestRejected, Step, read_events
 from chairlift.lab.bench.benchmark_result import engine_limits, engine_policies
@@ -31,7 +32,6 @@ from chairlift.loading.resolve import load_decoder_config, matrix_formats, resol
 from chairlift.observability.event_log import EventFile
 from chairlift.options import check_options, option
 from chairlift.step_time import RowTime, StepTime
-from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE, KVCachePlan
 
 DEFAULT_MODEL = "opt-13b"
 DEFAULT_DEVICE = "A100-40GB"

@@ -6,12 +6,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from chairlift.engine.kv_cache_plan import KVCachePlan
 from chairlift.kernels.kernel_memory import total
 from chairlift.lab.metrics.run import Summary
 from chairlift.lab.planning.planner import DeploymentPlan, PolicyFit
 from chairlift.lab.planning.predicted_speed import PredictedSpeed
 from chairlift.lab.tables import constants_table, make_table, number, print_report
-from chairlift.worker.kv_cache_plan import KVCachePlan
 
 
 def print_plan(plan: DeploymentPlan, *, as_json: bool = False) -> None:

@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from chairlift.kernels.kernel_memory import SPARE_BLOCKS
-from chairlift.worker.memory import available_memory
-
-if TYPE_CHECKING:
-    import torch
-
-FREE_MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.9}
-"""The default share of the free memory for K and V. The rest is for activations, and on a CPU for other processes as
-well; a GPU is assumed to have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +67,3 @@ class KVCachePlan:
     def num_bytes(self) -> int:
         """Bytes of the allocation: K and V, and recurrent states."""
         return self.kv_bytes + self.running_state_bytes + self.num_checkpoints * self.state_bytes
-
-
-def default_memory_bytes(device: torch.device) -> int:
-    """The default budget: FREE_MEMORY_SHARE of the free memory. Call it after the weights are loaded."""
-    return int(available_memory(device) * FREE_MEMORY_SHARE[device.type])
