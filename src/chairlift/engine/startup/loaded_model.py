@@ -12,6 +12,7 @@ import torch
 from chairlift.config import QUANTIZATIONS, EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.kv_cache_plan import KVCachePlan
+from chairlift.engine.startup.pooling_options import read_pooling
 from chairlift.engine.startup.threads import set_threads
 from chairlift.engine.startup.weight_plan import MatrixFormats, plan_lora, plan_weights
 from chairlift.errors import ConfigError, ModelLoadError
@@ -21,7 +22,6 @@ from chairlift.kernels.kernel_memory import MemoryItem, total
 from chairlift.kernels.lora import LoraAdapters
 from chairlift.loading.file_weights import FileWeights
 from chairlift.loading.generation_config import load_sampling_defaults
-from chairlift.loading.pooling_config import read_pooling
 from chairlift.loading.resolve import (
     ModelFiles,
     close_gguf,

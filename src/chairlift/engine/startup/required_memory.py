@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from typing import Final
 
 from chairlift.config import EngineConfig
 from chairlift.engine.startup.memory_plan import MemoryPlan, PlannedDraft, draft_config, plan_memory
 from chairlift.engine.startup.pool_plan import FREE_MEMORY_SHARE
+from chairlift.engine.startup.pooling_options import read_pooling, without_options_of_all_models
 from chairlift.kernels.kernel_memory import total
-from chairlift.loading.pooling_config import ENCODER_LACKS, read_pooling
 from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
 from chairlift.system.memory_amounts import format_memory
-
-logger = logging.getLogger("chairlift")
 
 PROCESS_BYTES: Final = 256 << 20
 """Memory of an engine process without a model: Python, the libraries of torch, tokenizer and message buffers. With
@@ -62,17 +59,7 @@ def plan_required_memory(
     files = resolve_model(config.model, accept_terms=config.accept_terms)
     model_config = load_config(files, needs_predictor=config.needs_predictor)
     if model_config.encoder is not None and common is not None:
-        # An encoder does not get the options of all models that have no use for it.
-        defaults = EngineConfig()
-        unused = {
-            option: getattr(defaults, option)
-            for option in ENCODER_LACKS
-            if getattr(config, option) == getattr(common, option) != getattr(defaults, option)
-        }
-        if unused:
-            names = ", ".join(unused)
-            logger.info("model %r is an encoder, on which %s of all models have no effect", files.name, names)
-        config = replace(config, **unused)
+        config = without_options_of_all_models(config, common, files.name)
     model_config, pooling = read_pooling(config, files, model_config)
     formats = matrix_formats(files, model_config)
     draft = None

@@ -1,0 +1,90 @@
+"""Checks the options of an engine that depend on whether its model generates text, and reads its pooling if not."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Final
+
+from chairlift.config import EngineConfig
+from chairlift.errors import ConfigError
+from chairlift.loading.pooling_config import load_pooling
+from chairlift.loading.resolve import ModelFiles
+from chairlift.models.declaration.model_config import ModelConfig
+from chairlift.models.pooling import PoolingConfig
+
+logger = logging.getLogger("chairlift")
+
+ENCODER_LACKS: Final = (
+    "kv_cache_memory_bytes",
+    "num_kv_blocks",
+    "kv",
+    "kv_arena",
+    "kv_cache_dtype",
+    "enable_prefix_caching",
+    "prefix_cache_dir",
+    "prefix_cache_disk_bytes",
+    "speculative_config",
+    "lora_modules",
+    "max_loras",
+    "record_trace",
+    "preemption_mode",
+    "swap_space",
+    "length_predictor",
+    "pacing_tokens_per_second",
+    "classifier_from_token",
+)
+"""Options of KV memory, of generation and of adapters. An encoder has none of them."""
+
+
+def without_options_of_all_models(config: EngineConfig, common: EngineConfig, name: str) -> EngineConfig:
+    """Reset the options in ENCODER_LACKS that the configuration of an encoder has from all models of the server.
+
+    Args:
+        common: the configuration of all models.
+        name: the encoder, for the log.
+    """
+    defaults = EngineConfig()
+    unused = {
+        option: getattr(defaults, option)
+        for option in ENCODER_LACKS
+        if getattr(config, option) == getattr(common, option) != getattr(defaults, option)
+    }
+    if unused:
+        logger.info("model %r is an encoder, on which %s of all models have no effect", name, ", ".join(unused))
+    return replace(config, **unused)
+
+
+def read_pooling(
+    config: EngineConfig, files: ModelFiles, model_config: ModelConfig
+) -> tuple[ModelConfig, PoolingConfig | None]:
+    """The model without a head that it does not need, and its pooling, which is None if it generates text.
+
+    Raises:
+        ModelLoadError: as `load_pooling`.
+        ConfigError: an option does not fit the model.
+    """
+    pooling = load_pooling(files, model_config)
+    if model_config.encoder is not None:
+        _check_encoder_options(config, files.name)
+    elif config.classifier_from_token is not None:
+        if pooling is not None:
+            raise ConfigError(f"classifier_from_token has no use for {files.name!r}, which computes vectors: remove it")
+        pooling = PoolingConfig("score", "last")
+    if pooling is not None and config.record_trace is not None:
+        raise ConfigError(f"record_trace records outputs, and {files.name!r} computes vectors: remove record_trace")
+    return (model_config if pooling is None else pooling.without_unused_head(model_config)), pooling
+
+
+def _check_encoder_options(config: EngineConfig, name: str) -> None:
+    defaults = EngineConfig()
+    for option in ENCODER_LACKS:
+        if getattr(config, option) != getattr(defaults, option):
+            raise ConfigError(f"{option} has no use for {name!r}, an encoder: remove it")
+    if config.device != "cpu" or config.batching != "continuous":
+        raise ConfigError(
+            f"model {name!r} is an encoder, which runs on device=cpu with batching=continuous, got "
+            f"device={config.device} and batching={config.batching}"
+        )
+    if config.skip_tokenizer_init:
+        raise ConfigError(f"skip_tokenizer_init cannot be combined with {name!r}, an encoder that reads texts")
