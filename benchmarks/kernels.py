@@ -40,7 +40,7 @@ from chairlift.kernels.cpu.kernel_set import NativeMatrix, native_kernels
 from chairlift.kernels.cpu.tape import MAX_ROWS, record_calls
 from chairlift.kernels.interface import NO_PROLOGUE, NORM_KINDS, LinearKernel, Prologue
 from chairlift.kernels.weight_formats import FLOATS, ORDERED
-from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
+from chairlift.loading.resolve import resolve_model
 from chairlift.models.declaration.attention_spec import AttentionSpec
 from chairlift.models.declaration.matrix_spec import LM_HEAD, MatrixSpec
 from chairlift.models.declaration.model_config import ModelConfig
@@ -457,14 +457,14 @@ def measure_kernels(args: argparse.Namespace) -> dict[str, Any]:
     load()
     native.set_num_threads(args.num_threads or default_num_threads())
     torch.set_num_threads(1)
-    files = resolve_model(args.model)
-    model = load_config(files)
+    source = resolve_model(args.model)
+    model = source.config()
     if any(layer.mixture is not None for layer in model.layers):
         raise ConfigError(f"{model.name} is a mixture of experts, whose products depend on the tokens of a step")
     if (longest := max(args.contexts)) > model.max_position_embeddings:
         raise ConfigError(f"contexts must be at most {model.max_position_embeddings} for this model, got {longest}")
-    found = matrix_formats(files, model)
-    close_gguf()
+    found, name = source.formats(model), source.name
+    del source  # It holds the open file.
     config = EngineConfig(model=args.model, kernels="native", kv_cache_dtype=args.kv_cache_dtype)
     kv_cache_dtype = choose_kernels(config, model.dtype).kv_cache_dtype
     meter = CeilingMeter()
@@ -479,7 +479,7 @@ def measure_kernels(args: argparse.Namespace) -> dict[str, Any]:
         attention += measured.records()
         samples += [speeds for speeds, _ in measured.samples]
     return {
-        "model": files.name,
+        "model": name,
         "isa": native.isa(),
         "kv_cache_dtype": kv_cache_dtype,
         "ceilings": {

@@ -36,7 +36,7 @@ from safetensors.torch import save_file
 from chairlift import EngineConfig, SamplingParams
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.startup.factory import Engine, build_engine
-from chairlift.loading.resolve import load_config, resolve_model
+from chairlift.loading.resolve import resolve_model
 from chairlift.models.declaration.model_config import ModelConfig
 
 SEED: Final = 0
@@ -87,7 +87,7 @@ def run(engine: Engine, requests: Sequence[EngineRequest]) -> float:
 
 def make_arms(options: argparse.Namespace, folder: Path) -> dict[str, Callable[[], float]]:
     """Build the engines, and return for each arm the function that runs it."""
-    config = load_config(resolve_model(options.model))
+    config = resolve_model(options.model).config()
     paths = [write_adapter(folder / str(index), config, options.rank, index) for index in range(options.adapters)]
     common = {
         "model": options.model,

@@ -302,11 +302,11 @@ def measure(folder: Path, source: Path, text: Path, num_windows: int) -> list[st
     from chairlift.kernels.kernel_set import find_kernel_set
     from chairlift.lab.bench.bench_options import PerplexityOptions
     from chairlift.lab.bench.perplexity import run_perplexity
-    from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
+    from chairlift.loading.resolve import resolve_model
 
     files = resolve_model(str(folder))
-    config = load_config(files)
-    formats = matrix_formats(files, config)
+    config = files.config()
+    formats = files.formats(config)
     memory = find_kernel_set("native").memory("float32", "cpu", None)
     planned = sum(
         memory.weight_bytes(file_parts(matrix, formats), matrix.in_features)

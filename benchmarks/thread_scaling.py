@@ -35,7 +35,8 @@ from rich.table import Table
 
 from chairlift.engine.startup.threads import default_num_threads
 from chairlift.kernels.cpu import load
-from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
+from chairlift.loading.model_source import declared_formats
+from chairlift.loading.resolve import resolve_model
 from chairlift.models.declaration.matrix_spec import LM_HEAD
 from chairlift.models.declaration.model_config import ModelConfig
 
@@ -204,19 +205,19 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     args = parse_arguments()
     torch.set_num_threads(1)
-    files = resolve_model(args.model)
-    model = load_config(files)
-    found = matrix_formats(files if args.format is None else None, model)
+    source = resolve_model(args.model)
+    model, name = source.config(), source.name
+    found = source.formats(model) if args.format is None else declared_formats(model)
+    del source  # It holds the open file.
 
     load().set_num_threads(max(args.measured))
     parts_of = partial(native_parts, formats=found, quantization=args.format)
     layers = LinearPass(model, parts_of, max(RATE_ROWS, *args.rows))
-    close_gguf()
     work = model_work(model, layers)
     result = measure(layers, args, work)
     scaling = result.scaling
     parts: list[RenderableType] = [
-        f"{files.name}: {work.num_bytes / 1e6:,.0f} MB of weights, {work.num_jobs} jobs; a step with 1 row has "
+        f"{name}: {work.num_bytes / 1e6:,.0f} MB of weights, {work.num_jobs} jobs; a step with 1 row has "
         f"{work.num_barriers(1)} barriers, with more than {MAX_ROWS_OF_EACH_THREAD} rows {work.num_barriers(64)}",
         *(
             f"{n} threads: reading {scaling.read[n] / 1e9:.1f} GB/s, products {scaling.rate[n] / 1e9:.0f} GOP/s, "
@@ -229,7 +230,7 @@ def main() -> None:
     predicted = {n: {rows: scaling.seconds(work, rows, n) for rows in args.rows} for n in args.threads}
     measured = {"read": scaling.read, "rate": scaling.rate, "barrier": scaling.barrier, "steps": result.steps}
     report = {"measured": measured, "predicted_seconds": predicted}
-    print_result("thread_scaling", {**vars(args), "model": files.name}, report, parts, as_json=args.json)
+    print_result("thread_scaling", {**vars(args), "model": name}, report, parts, as_json=args.json)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from chairlift.engine.process import engine_process
 from chairlift.engine.process.engine_process import AnnouncingExecutor, FrontEnd
 from chairlift.engine.served_engine import EngineFacts
 from chairlift.events import EngineStarted
-from chairlift.loading.resolve import load_config, resolve_model
+from chairlift.loading.resolve import resolve_model
 from chairlift.outputs import SchedulerOutput
 from chairlift.sampling_params import SamplingDefaults
 from fakes import CheckingExecutor
@@ -44,7 +44,7 @@ def build(
         make_scheduler(limits, manager, front_end), make_executor(executor, front_end.send_started), clock
     )
     plan = KVCachePlan(NUM_BLOCKS, block_size, 1024, "memory")
-    model_config = load_config(resolve_model(config.model))
+    model_config = resolve_model(config.model).config()
     request_limits = RequestLimits(MAX_MODEL_LEN, NUM_BLOCKS * block_size)
     front_end.send_ready(
         EngineFacts("fake", model_config, limits, plan, request_limits, started, "fake", SamplingDefaults())

@@ -22,7 +22,8 @@ from rich.console import Console
 
 from chairlift.errors import ChairliftError, ConfigError
 from chairlift.lab.bench.machine import machine_facts
-from chairlift.loading.resolve import ModelFiles, load_config, resolve_model
+from chairlift.loading.model_source import GGUFSource, ModelSource
+from chairlift.loading.resolve import resolve_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +54,17 @@ class PeerContext:
     """
 
     arguments: argparse.Namespace
-    model: ModelFiles
+    model: ModelSource
     workload: PeerWorkload
 
     @property
     def is_gguf(self) -> bool:
-        return self.model.kind == "gguf"
+        return isinstance(self.model, GGUFSource)
 
     @property
     def dtype(self) -> str:
         """The data type of computations: that of the folder, or float32 for a .gguf file."""
-        return "float32" if self.is_gguf else load_config(self.model).dtype
+        return "float32" if self.is_gguf else self.model.config().dtype
 
     @property
     def models(self) -> Path:
@@ -117,7 +118,7 @@ def _compare(peer: Peer, arguments: argparse.Namespace) -> None:
         perplexities = _perplexities(peer, context, settings)
         print_perplexities(peer.name, arguments.perplexity_text, perplexities, Console())
         return
-    vocab_size = load_config(files).vocab_size
+    vocab_size = files.config().vocab_size
     stage = StageRunner(shlex.split(arguments.prefix), arguments.state)
     measured = [
         MeasuredSetting(chairlift_setting(arguments, setting.chairlift_model or files.path), setting)
@@ -129,7 +130,7 @@ def _compare(peer: Peer, arguments: argparse.Namespace) -> None:
     print_report(peer.name, machine_facts(), workload, measured, Console())
 
 
-def _model(arguments: argparse.Namespace) -> ModelFiles:
+def _model(arguments: argparse.Namespace) -> ModelSource:
     """The model of `--model`. A random model is created if it is missing."""
     name: str | None = arguments.model
     files = resolve_model(str(random_model(name, arguments.folder / "models")) if name in RANDOM_MODELS else name)
@@ -186,7 +187,7 @@ def _perplexities(
     return [(setting, peer.perplexity(context, setting, text.absolute())) for setting in settings]
 
 
-def _workload(arguments: argparse.Namespace, files: ModelFiles) -> PeerWorkload:
+def _workload(arguments: argparse.Namespace, files: ModelSource) -> PeerWorkload:
     workloads = tuple(arguments.workloads.split(","))
     if unknown := [name for name in workloads if name not in WORKLOADS]:
         raise ConfigError(f"workloads={arguments.workloads}: {unknown[0]!r} must be one of {', '.join(WORKLOADS)}")

@@ -14,7 +14,6 @@ from benchmarks.peers.stage import ROOT
 
 from chairlift.lab.bench.bench_options import PerplexityOptions
 from chairlift.lab.bench.perplexity import read_text, split_windows
-from chairlift.loading.resolve import load_tokenizer
 
 EXPORT_REQUIREMENTS: Final = ("transformers", "gguf", "accelerate", "sentencepiece")
 """Requirements for converting from and to GGUF files, in addition to torch."""
@@ -53,7 +52,7 @@ def window_perplexity(
         SetupError: the tool failed.
     """
     options = PerplexityOptions(text=text)
-    windows = split_windows(load_tokenizer(context.model), read_text(text), options)
+    windows = split_windows(context.model.tokenizer(), read_text(text), options)
     with tempfile.TemporaryDirectory() as temporary:
         given, out = Path(temporary) / "windows.json", Path(temporary) / "perplexity.json"
         given.write_text(json.dumps(windows), encoding="utf-8")

@@ -19,7 +19,6 @@ from benchmarks.peers.report import Perplexity
 from benchmarks.peers.stage import EngineSetting
 
 from chairlift.errors import ConfigError
-from chairlift.loading.resolve import load_config
 
 REQUIREMENTS = ("openvino-genai", "openvino", "openvino-tokenizers")
 EXPORTER = ("optimum-intel", "nncf", "openvino", "openvino-tokenizers")
@@ -70,7 +69,7 @@ def ir_folder(context: PeerContext, weights: str) -> Path:
     target = context.models / f"{context.model_name}-openvino-{weights}"
     if (target / "openvino_model.xml").exists():
         return target
-    transformers = TRANSFORMERS.get(load_config(context.model).architecture, "transformers<5.1")
+    transformers = TRANSFORMERS.get(context.model.config().architecture, "transformers<5.1")
     requirements = (*EXPORTER, transformers, *EXPORT_REQUIREMENTS, torch_requirement())
     python = environment(context.folder / "export", requirements, unwanted=["torchvision"])
     source = hf_folder(context, python)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from chairlift.loading.resolve import load_tokenizer, resolve_model
+from chairlift.loading.resolve import resolve_model
 
 RANDOM_MODELS: Final[dict[str, dict[str, Any]]] = {
     "random-1b": {
@@ -146,7 +146,7 @@ def random_model(name: str, folder: Path) -> Path:
 
 
 def _write_tokenizer(target: Path) -> None:
-    tokenizer = load_tokenizer(resolve_model(None))
+    tokenizer = resolve_model(None).tokenizer()
     tokenizer.backend.save(str(target / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special_tokens}
     (target / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")

@@ -12,7 +12,7 @@ from benchmarks.peers.records import BURST, PROMPT, SINGLE, WORKLOADS, Job, Peer
 from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.synthetic import make_workload
-from chairlift.loading.resolve import ModelFiles, load_tokenizer
+from chairlift.loading.model_source import ModelSource
 
 WARM_UP_TOKENS: Final = 8
 """Maximum number of tokens of each answer of the warm-up."""
@@ -92,9 +92,9 @@ class PeerWorkload:
         return [PeerRequest(item.request_id, list(item.prompt_token_ids), item.output_len) for item in made]
 
 
-def copying_requests(files: ModelFiles, count: int) -> tuple[PeerRequest, ...]:
+def copying_requests(files: ModelSource, count: int) -> tuple[PeerRequest, ...]:
     """The first requests whose answers repeat a text of the prompt. An answer has as many tokens as that text."""
-    tokenizer = load_tokenizer(files)
+    tokenizer = files.tokenizer()
     found = []
     prompts = copying_prompts()
     for index, prompt in enumerate(prompts[:: max(1, len(prompts) // count)][:count]):

@@ -23,7 +23,7 @@ from benchmarks import kernels
 from chairlift.errors import ConfigError
 from chairlift.kernels.cpu.formats import matrix_bytes
 from chairlift.kernels.cpu.tape import MAX_ROWS
-from chairlift.loading.resolve import load_config, resolve_model
+from chairlift.loading.resolve import resolve_model
 from chairlift.models.declaration.matrix_spec import LM_HEAD, MatrixSpec
 from chairlift.models.declaration.model_config import ModelConfig
 from native import needs_native
@@ -39,7 +39,7 @@ def small_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def model_config(folder: Path) -> ModelConfig:
-    return load_config(resolve_model(str(folder)))
+    return resolve_model(str(folder)).config()
 
 
 def test_the_slower_of_compute_and_memory_is_the_ceiling() -> None:

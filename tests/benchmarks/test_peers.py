@@ -23,7 +23,8 @@ from rich.console import Console
 
 from chairlift.errors import ConfigError
 from chairlift.lab.bench.machine import machine_facts
-from chairlift.loading.resolve import ModelFiles, load_tokenizer, resolve_model
+from chairlift.loading.model_source import FolderSource, GGUFSource
+from chairlift.loading.resolve import resolve_model
 
 SMALL = PeerWorkload(
     workloads=("prompt", "burst", "single"),
@@ -155,7 +156,7 @@ def arguments(**given: object) -> Namespace:
 
 
 def peer_context(model: Path, **given: object) -> compare.PeerContext:
-    files = ModelFiles("gguf" if model.suffix == ".gguf" else "hf", model, model.name)
+    files = (GGUFSource if model.suffix == ".gguf" else FolderSource)(model, model.name)
     return compare.PeerContext(arguments(folder=Path("peers"), **given), files, SMALL)
 
 
@@ -310,7 +311,7 @@ def test_vllm_computes_in_the_data_type_of_the_folder(
 def test_copying_requests_repeat_a_text_of_the_prompt(smollm2_gguf: Path) -> None:
     files = resolve_model(str(smollm2_gguf))
     requests = copying_requests(files, 3)
-    tokenizer = load_tokenizer(files)
+    tokenizer = files.tokenizer()
     assert len({tuple(request.prompt_token_ids) for request in requests}) == 3
     for request in requests:
         prompt = tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)

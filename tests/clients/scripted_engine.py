@@ -28,7 +28,7 @@ from chairlift.engine.process.engine_process import AnnouncingExecutor, FrontEnd
 from chairlift.engine.process.process_client import ProcessClient
 from chairlift.engine.served_engine import EngineFacts
 from chairlift.events import EngineStarted
-from chairlift.loading.resolve import load_config, load_tokenizer, resolve_model
+from chairlift.loading.resolve import resolve_model
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.outputs import ModelRunnerOutput, NewRequest, SchedulerOutput
 from chairlift.sampling_params import SamplingDefaults
@@ -83,12 +83,12 @@ def build(config: EngineConfig, front_end: FrontEnd, _turn: object) -> Any:
     sizes = (block_size, num_blocks, limits.max_num_seqs, NUM_BATCHED_TOKENS, MAX_MODEL_LEN)
     started = EngineStarted(clock.now(), "scripted", *sizes, "fcfs", "paged", True)
     front_end.emit(started)
-    executor = AnnouncingExecutor(ScriptedExecutor(load_tokenizer(files)), front_end.send_started)
+    executor = AnnouncingExecutor(ScriptedExecutor(files.tokenizer()), front_end.send_started)
     core = EngineCore(make_scheduler(limits, manager, front_end), executor, clock)
     plan = KVCachePlan(num_blocks, block_size, 1024, "memory")
     request_limits = RequestLimits(MAX_MODEL_LEN, num_blocks * block_size)
     front_end.send_ready(
-        EngineFacts("scripted", load_config(files), limits, plan, request_limits, started, "none", SamplingDefaults())
+        EngineFacts("scripted", files.config(), limits, plan, request_limits, started, "none", SamplingDefaults())
     )
     loaded = SimpleNamespace(grammars=None)
     return SimpleNamespace(core=core, close=lambda: None, reopen_files=lambda: None, loaded=loaded, adapter_loader=None)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.engine.detokenizer import MAX_HELD, IncrementalDetokenizer, StopStrings
-from chairlift.loading.resolve import ModelFiles, load_tokenizer
+from chairlift.loading.model_source import GGUFSource
 from chairlift.loading.text.tokenizer import Tokenizer
 from gguf_files import write_tokenizer_gguf
 
@@ -28,14 +28,14 @@ FIRST_BYTE, FIRST_PIECE = 3, 259
 
 @pytest.fixture(scope="module")
 def tokenizer(smollm2_gguf: Path) -> Tokenizer:
-    return load_tokenizer(ModelFiles("gguf", smollm2_gguf, "smollm2"))
+    return GGUFSource(smollm2_gguf, "smollm2").tokenizer()
 
 
 @pytest.fixture(scope="module")
 def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """A small vocabulary with byte fallback: most characters are several byte tokens, 😀 and 漢 are tokens."""
     path = write_tokenizer_gguf(tmp_path_factory.mktemp("sentencepiece") / "t.gguf", SENTENCEPIECE)
-    return load_tokenizer(ModelFiles("gguf", path, "t"))
+    return GGUFSource(path, "t").tokenizer()
 
 
 @pytest.fixture(scope="module", params=["tokenizer", "sentencepiece"])

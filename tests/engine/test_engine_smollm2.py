@@ -13,7 +13,7 @@ import transformers
 
 from chairlift import LLM, SamplingParams
 from chairlift.errors import ModelLoadError
-from chairlift.loading.resolve import ModelFiles, load_config, open_weights
+from chairlift.loading.model_source import GGUFSource
 from chairlift.models.declaration.attention_spec import RopeConfig
 from gguf_files import files_read_once
 from native import needs_native
@@ -45,9 +45,9 @@ def oracle(smollm2_gguf: Path) -> transformers.PreTrainedModel:
 
 
 def test_weights_equal_those_of_transformers(smollm2_gguf: Path, oracle: transformers.PreTrainedModel) -> None:
-    files = ModelFiles("gguf", smollm2_gguf, "test")
-    config = load_config(files)
-    weights = open_weights(files, config, torch.float32, torch.device("cpu"))
+    files = GGUFSource(smollm2_gguf, "test")
+    config = files.config()
+    weights = files.weights(config, torch.float32, torch.device("cpu"))
     assert {layer.attention.rope for layer in config.layers} == {RopeConfig(theta=100000.0)}
     assert config.eos_token_ids == (2,)
     assert config.tie_word_embeddings

@@ -10,7 +10,7 @@ import pytest
 
 from chairlift.engine.input_processor import InputProcessor, RequestLimits
 from chairlift.errors import ContextLengthError
-from chairlift.loading.resolve import ModelFiles, load_tokenizer
+from chairlift.loading.model_source import GGUFSource
 from chairlift.loading.text import tokenizer as tokenizer_module
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.sampling_params import SamplingParams
@@ -21,7 +21,7 @@ CONTEXT = 512
 
 @pytest.fixture(scope="module")
 def tokenizer(smollm2_gguf: Path) -> Tokenizer:
-    return load_tokenizer(ModelFiles("gguf", smollm2_gguf, "smollm2"))
+    return GGUFSource(smollm2_gguf, "smollm2").tokenizer()
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import pytest
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.loading.generation_config import load_sampling_defaults
 from chairlift.loading.gguf_file import GGUFFile
-from chairlift.loading.resolve import ModelFiles, resolve_model
+from chairlift.loading.model_source import FolderSource, GGUFSource
+from chairlift.loading.resolve import resolve_model
 from chairlift.sampling_params import SamplingDefaults, SamplingParams
 from gguf_files import write_gguf
 
@@ -32,40 +33,40 @@ def folder_with(folder: Path, values: dict[str, Any]) -> Path:
 
 
 def test_fields_of_the_folder_of_the_model(tmp_path: Path) -> None:
-    files = ModelFiles("hf", folder_with(tmp_path / "m", ALL), "m")
-    assert load_sampling_defaults(files, "auto") == SamplingDefaults(**ALL)
-    assert load_sampling_defaults(files, "vllm") == SamplingDefaults()
+    files = FolderSource(folder_with(tmp_path / "m", ALL), "m")
+    assert load_sampling_defaults(files.defaults, "auto") == SamplingDefaults(**ALL)
+    assert load_sampling_defaults(files.defaults, "vllm") == SamplingDefaults()
     other = folder_with(tmp_path / "other", {"top_k": 5, "top_p": None})
-    assert load_sampling_defaults(files, str(other)) == SamplingDefaults(top_k=5)
-    assert load_sampling_defaults(ModelFiles("hf", tmp_path, "m"), "auto") == SamplingDefaults()
-    assert load_sampling_defaults(ModelFiles("hf", files.path / "config.json", "m"), "auto") == SamplingDefaults()
+    assert load_sampling_defaults(files.defaults, str(other)) == SamplingDefaults(top_k=5)
+    assert load_sampling_defaults(FolderSource(tmp_path, "m").defaults, "auto") == SamplingDefaults()
+    assert load_sampling_defaults(FolderSource(files.path / "config.json", "m").defaults, "auto") == SamplingDefaults()
 
 
 def test_keys_of_a_gguf_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     keys = {"temp": 0.2, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "penalty_repeat": 1.1, "mirostat": 2}
     path = write_gguf(tmp_path / "m.gguf", {}, metadata={f"general.sampling.{key}": keys[key] for key in keys})
-    files = ModelFiles("gguf", path, "m", SamplingDefaults(temperature=1.5, max_new_tokens=7))
+    files = GGUFSource(path, "m", SamplingDefaults(temperature=1.5, max_new_tokens=7))
     expected = SamplingDefaults(0.2, 0.9, 20, 0.05, 1.1, max_new_tokens=7)
-    assert load_sampling_defaults(files, "auto") == expected
+    assert load_sampling_defaults(files.defaults, "auto") == expected
     assert "not applied: general.sampling.mirostat" in caplog.text
-    assert load_sampling_defaults(files, "vllm") == SamplingDefaults()
+    assert load_sampling_defaults(files.defaults, "vllm") == SamplingDefaults()
 
 
 def test_the_default_model(smollm2_gguf: Path) -> None:
     metadata = GGUFFile(smollm2_gguf).metadata
     assert not any(key.startswith("general.sampling.") for key in metadata)
     files = resolve_model(None)
-    assert load_sampling_defaults(files, "auto") == SamplingDefaults(temperature=0.2, top_p=0.9)
-    assert load_sampling_defaults(files, "vllm") == SamplingDefaults()
-    by_path = load_sampling_defaults(resolve_model(str(smollm2_gguf)), "auto")
+    assert load_sampling_defaults(files.defaults, "auto") == SamplingDefaults(temperature=0.2, top_p=0.9)
+    assert load_sampling_defaults(files.defaults, "vllm") == SamplingDefaults()
+    by_path = load_sampling_defaults(resolve_model(str(smollm2_gguf)).defaults, "auto")
     assert by_path == SamplingDefaults()
 
 
 def test_overriding_values(tmp_path: Path) -> None:
-    files = ModelFiles("hf", folder_with(tmp_path, ALL), "m")
+    files = FolderSource(folder_with(tmp_path, ALL), "m")
     override = {"temperature": 0, "max_new_tokens": None}
-    assert load_sampling_defaults(files, "auto", override) == SamplingDefaults(**{**ALL, "temperature": 0})
-    assert load_sampling_defaults(files, "vllm", override) == SamplingDefaults(temperature=0)
+    assert load_sampling_defaults(files.defaults, "auto", override) == SamplingDefaults(**{**ALL, "temperature": 0})
+    assert load_sampling_defaults(files.defaults, "vllm", override) == SamplingDefaults(temperature=0)
 
 
 @pytest.mark.parametrize(
@@ -80,26 +81,26 @@ def test_overriding_values(tmp_path: Path) -> None:
     ],
 )
 def test_values_out_of_range(tmp_path: Path, values: dict[str, Any], problem: str) -> None:
-    files = ModelFiles("hf", folder_with(tmp_path, values), "m")
+    files = FolderSource(folder_with(tmp_path, values), "m")
     hint = "; correct it, or use --generation-config vllm"
     with pytest.raises(ModelLoadError, match=f"{tmp_path}/generation_config.json: {problem}{hint}"):
-        load_sampling_defaults(files, "auto")
+        load_sampling_defaults(files.defaults, "auto")
     with pytest.raises(ConfigError, match=f"override_generation_config: {problem}; correct it"):
-        load_sampling_defaults(files, "vllm", values)
+        load_sampling_defaults(files.defaults, "vllm", values)
 
 
 def test_a_gguf_value_out_of_range(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", {}, metadata={"general.sampling.temp": -1.0})
     with pytest.raises(ModelLoadError, match=r"m.gguf: general.sampling.temp must be in \[0, 100\], got -1.0"):
-        load_sampling_defaults(ModelFiles("gguf", path, "m"), "auto")
+        load_sampling_defaults(GGUFSource(path, "m").defaults, "auto")
 
 
 def test_unknown_sources(tmp_path: Path) -> None:
-    files = ModelFiles("hf", tmp_path, "m")
+    files = FolderSource(tmp_path, "m")
     with pytest.raises(ConfigError, match=r"vllm or a folder with generation_config.json; got '/nowhere'"):
-        load_sampling_defaults(files, "/nowhere")
+        load_sampling_defaults(files.defaults, "/nowhere")
     with pytest.raises(ConfigError, match=r"override_generation_config may have temperature, .*; got top_n"):
-        load_sampling_defaults(files, "auto", {"top_n": 1})
+        load_sampling_defaults(files.defaults, "auto", {"top_n": 1})
 
 
 def test_the_values_of_a_request_take_precedence() -> None:

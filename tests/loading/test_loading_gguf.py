@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from chairlift.errors import ModelLoadError
 from chairlift.loading.gguf_file import GGUFFile
 from chairlift.loading.gguf_weights import GGUFWeights, dequantize
-from chairlift.loading.resolve import ModelFiles, load_config, open_weights
+from chairlift.loading.model_source import GGUFSource
 from chairlift.models.declaration.model_config import ModelConfig
 from gguf_files import finish, gguf_name, write_gguf
 
@@ -29,9 +29,9 @@ QUANTIZABLE = [Q.F32, Q.F16, Q.BF16, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0]
 
 
 def open_gguf(path: Path, dtype: torch.dtype = torch.float32) -> tuple[ModelConfig, GGUFWeights]:
-    files = ModelFiles("gguf", path, "test")
-    config = load_config(files)
-    weights = open_weights(files, config, dtype, CPU)
+    files = GGUFSource(path, "test")
+    config = files.config()
+    weights = files.weights(config, dtype, CPU)
     assert isinstance(weights, GGUFWeights)
     return config, weights
 
@@ -196,7 +196,7 @@ def test_any_damaged_header_is_read_or_rejected(whole: bytes, tmp_path: Path, at
     path = tmp_path / "bad.gguf"
     path.write_bytes(whole[:at] + junk + whole[at + len(junk) :])
     with suppress(ModelLoadError):
-        load_config(ModelFiles("gguf", path, "bad"))
+        GGUFSource(path, "bad").config()
 
 
 def test_error_names_a_missing_file(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from chairlift.errors import ModelLoadError
 from chairlift.kernels.cpu import load
 from chairlift.loading.block_rows import mxfp4_rows
 from chairlift.loading.quantized_tensors import QuantizedReader
-from chairlift.loading.resolve import load_config, matrix_formats, open_weights, resolve_model
+from chairlift.loading.resolve import resolve_model
 from chairlift.loading.safetensors_weights import SafetensorsWeights
 from chairlift.models.random_weights import RandomWeights
 from chairlift.models.reading.config_fields import ConfigFields
@@ -34,7 +34,7 @@ Q_PROJ = "model.layers.0.self_attn.q_proj"
 
 def open_folder(folder: Path) -> SafetensorsWeights:
     files = resolve_model(str(folder))
-    weights = open_weights(files, load_config(files), torch.float32, CPU)
+    weights = files.weights(files.config(), torch.float32, CPU)
     assert isinstance(weights, SafetensorsWeights)
     return weights
 
@@ -55,8 +55,8 @@ def write(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> Callable[..., 
 def test_matrices_have_the_values_of_their_method(name: str, write: Callable[..., Any]) -> None:
     folder, values = write(METHODS[name], **WIDE)
     files = resolve_model(str(folder))
-    config = load_config(files)
-    weights, formats = open_folder(folder), matrix_formats(files, config)
+    config = files.config()
+    weights, formats = open_folder(folder), files.formats(config)
     for matrix in config.matrices:
         for parameter in matrix.weight_names:
             shape = tuple(values[parameter].shape)
@@ -275,6 +275,6 @@ def test_quantized_tensors_without_a_configuration(write: Callable[..., Any]) ->
 
 def test_random_weights_are_not_quantized(write: Callable[..., Any]) -> None:
     folder, _ = write(METHODS["awq"], **WIDE)
-    config = load_config(resolve_model(str(folder)))
+    config = resolve_model(str(folder)).config()
     with pytest.raises(ModelLoadError, match=r"random weights are not quantized.*\(awq\)"):
         RandomWeights(config, torch.float32, CPU)

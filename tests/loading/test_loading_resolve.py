@@ -18,7 +18,8 @@ from huggingface_hub.utils import filter_repo_objects
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.fetch import DEFAULT_MODEL
-from chairlift.loading.resolve import ModelFiles, load_config, load_tokenizer, open_weights, resolve_model
+from chairlift.loading.model_source import FolderSource, GGUFSource
+from chairlift.loading.resolve import resolve_model
 from chairlift.sampling_params import SamplingDefaults
 from gguf_files import write_gguf
 
@@ -27,35 +28,34 @@ CPU = torch.device("cpu")
 
 def test_default_model(smollm2_gguf: Path) -> None:
     sampling = SamplingDefaults(temperature=0.2, top_p=0.9)
-    files = ModelFiles("gguf", smollm2_gguf, DEFAULT_MODEL, sampling)
+    files = GGUFSource(smollm2_gguf, DEFAULT_MODEL, sampling)
     assert resolve_model(None) == resolve_model(DEFAULT_MODEL) == files
-    config = load_config(resolve_model(None))
+    config = resolve_model(None).config()
     assert (config.num_layers, config.hidden_size, config.vocab_size) == (30, 576, 49152)
 
 
 def test_gguf_file_under_any_name(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", {"output_norm.weight": torch.ones(64)})
-    assert resolve_model(str(path)) == ModelFiles("gguf", path, "m")
+    assert resolve_model(str(path)) == GGUFSource(path, "m")
     blob = path.rename(tmp_path / "sha256-abc")
     files = resolve_model(str(blob))
-    assert files.kind == "gguf"
-    weights = open_weights(files, load_config(files), torch.float32, CPU)
+    assert isinstance(files, GGUFSource)
+    weights = files.weights(files.config(), torch.float32, CPU)
     assert torch.equal(weights.tensor("model.norm.weight", (64,)), torch.ones(64))
 
 
-def eps_of(files: ModelFiles) -> float:
-    norm = load_config(files).final_norm
+def eps_of(path: Path) -> float:
+    norm = resolve_model(str(path)).config().final_norm
     assert norm is not None
     return norm.eps
 
 
 def test_replaced_gguf_file_is_opened_again(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", {})
-    files = resolve_model(str(path))
-    assert eps_of(files) == pytest.approx(1e-6)
+    assert eps_of(path) == pytest.approx(1e-6)
     path.unlink()
     write_gguf(path, {}, metadata={"llama.attention.layer_norm_rms_epsilon": 0.5, "some.padding": "x" * 99})
-    assert eps_of(files) == 0.5
+    assert eps_of(path) == 0.5
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "x/" * 2500, "owner/" + "x" * 200, "x" * 5000 + ".gguf", "a\0b"])
@@ -70,8 +70,8 @@ def test_name_that_no_file_can_have_is_a_model_load_error(name: str) -> None:
 def test_folder(tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tiny_model_dir("qwen3")
     files = resolve_model(str(folder))
-    assert files == ModelFiles("hf", folder, folder.name)
-    assert load_config(files).name == "qwen3"
+    assert files == FolderSource(folder, folder.name)
+    assert files.config().name == "qwen3"
     monkeypatch.chdir(folder)
     assert resolve_model(".").name == folder.name
 
@@ -80,13 +80,13 @@ def test_config_json_without_weights(tiny_model_dir: Callable[..., Path], tmp_pa
     file = tmp_path / "opt-13b.json"
     file.write_text((tiny_model_dir("opt") / "config.json").read_text())
     files = resolve_model(str(file))
-    assert (files.kind, files.name) == ("hf", "opt-13b")
-    config = load_config(files)
+    assert files == FolderSource(file, "opt-13b")
+    config = files.config()
     assert config.name == "opt"
     with pytest.raises(ModelLoadError, match=r"opt-13b\.json: .*--load-format dummy"):
-        open_weights(files, config, torch.float32, CPU)
+        files.weights(config, torch.float32, CPU)
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json: is missing"):
-        load_tokenizer(files)
+        files.tokenizer()
 
 
 def test_names_that_match_no_model_are_errors(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_error_names_a_damaged_configuration(tmp_path: Path) -> None:
     ]:
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ModelLoadError, match=rf"config\.json: .*{problem}"):
-            load_config(resolve_model(str(tmp_path)))
+            resolve_model(str(tmp_path)).config()
 
 
 def test_hub_name(tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_hub_name(tiny_model_dir: Callable[..., Path], monkeypatch: pytest.Monke
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     files = resolve_model("org/name-1.5B")
-    assert files == ModelFiles("hf", tiny_model_dir("llama"), "org/name-1.5B")
+    assert files == FolderSource(tiny_model_dir("llama"), "org/name-1.5B")
     ((name, patterns),) = downloads
     assert name == "org/name-1.5B"
     given = ["config.json", "model-1.safetensors", "original/model.safetensors", "pytorch_model.bin", "README.md"]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from chairlift.errors import ModelLoadError
-from chairlift.loading.resolve import load_config, open_weights, resolve_model
+from chairlift.loading.resolve import resolve_model
 from chairlift.loading.safetensors_weights import INDEX, SafetensorsWeights
 
 CPU = torch.device("cpu")
@@ -24,7 +24,7 @@ TinyModelDir = Callable[..., Path]
 
 def open_folder(folder: Path, dtype: torch.dtype = torch.float32) -> SafetensorsWeights:
     files = resolve_model(str(folder))
-    weights = open_weights(files, load_config(files), dtype, CPU)
+    weights = files.weights(files.config(), dtype, CPU)
     assert isinstance(weights, SafetensorsWeights)
     return weights
 
@@ -162,7 +162,7 @@ def test_unused_omits_recomputed_tensors(copy: Callable[..., Path]) -> None:
     extra["embeddings.position_ids"] = torch.arange(2)  # as in bge-small-en-v1.5, all-MiniLM-L6-v2 and others
     save_file({**load_file(file), **extra, "surprise": torch.ones(2)}, file)
     weights = open_folder(folder)
-    weights.check_formats()
+    weights.checked()
     config = weights.config
     weights.tensor("model.norm.weight", (config.hidden_size,))
     assert "surprise" in weights.unused()

@@ -16,7 +16,8 @@ import transformers
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.gguf_file import GGUFFile
-from chairlift.loading.resolve import ModelFiles, load_config, model_name, open_weights, resolve_model
+from chairlift.loading.model_source import GGUFSource
+from chairlift.loading.resolve import model_name, resolve_model
 from gguf_files import finish, gguf_name, write_gguf
 
 NAMES = [f"m-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
@@ -49,11 +50,11 @@ def rewrite(path: Path, **split: int) -> None:
 @pytest.mark.parametrize("named", NAMES)
 def test_any_part_names_the_whole_model(folder: Path, state: dict[str, torch.Tensor], named: str) -> None:
     files = resolve_model(str(folder / named))
-    assert files == ModelFiles("gguf", folder / NAMES[0], "m")
+    assert files == GGUFSource(folder / NAMES[0], "m")
     assert model_name(str(folder / named)) == "m"
-    config = load_config(files)
+    config = files.config()
     assert not config.tie_word_embeddings
-    weights = open_weights(files, config, torch.float32, torch.device("cpu"))
+    weights = files.weights(config, torch.float32, torch.device("cpu"))
     for name, tensor in state.items():
         assert torch.equal(weights.tensor(name, tuple(tensor.shape)), tensor), name
     assert weights.unused() == []
@@ -82,7 +83,7 @@ def test_error_names_the_missing_part(folder: Path, missing: int) -> None:
 def test_a_renamed_part_is_not_a_whole_model(folder: Path) -> None:
     shutil.copy(folder / NAMES[0], folder / "model.gguf")
     with pytest.raises(ModelLoadError, match=r"is a whole file by its name, but part 1 of 3 by its header"):
-        load_config(resolve_model(str(folder / "model.gguf")))
+        resolve_model(str(folder / "model.gguf")).config()
 
 
 def test_parts_with_changed_names_are_refused(folder: Path) -> None:
@@ -137,5 +138,5 @@ def test_all_parts_are_downloaded(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     files = resolve_model(f"org/name/Q8/{NAMES[1]}")
-    assert files == ModelFiles("gguf", folder / NAMES[0], "m")
+    assert files == GGUFSource(folder / NAMES[0], "m")
     assert downloads == [f"org/name: Q8/{name}" for name in NAMES]

@@ -24,7 +24,7 @@ from chairlift.kernels.kernel_memory import total
 from chairlift.kernels.torch_attention import TorchAttention
 from chairlift.loading.block_rows import QuantizedMatrix
 from chairlift.loading.quantized_tensors import QuantizedReader
-from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
+from chairlift.loading.resolve import resolve_model
 from chairlift.loading.safetensors_weights import SafetensorsWeights
 from chairlift.models.declaration.matrix_spec import EXPERTS
 from chairlift.models.declaration.model_config import ModelConfig
@@ -92,7 +92,7 @@ def test_blocks_of_transposed_keys_become_floats(tiny_model_dir: Callable[..., P
     folder, path = tiny_model_dir("deepseek_v3"), tmp_path / "model.gguf"
     writer_types = {"attn_kv_b.weight": gguf.GGMLQuantizationType.Q8_0}
     write_gguf(folder, "deepseek_v3", path, splits_latent=False, types=writer_types, **OLDER)
-    formats = matrix_formats(resolve_model(str(path)), load_config(resolve_model(str(path))))
+    formats = resolve_model(str(path)).formats(resolve_model(str(path)).config())
     head = "model.layers.0.self_attn.heads.2"
     assert (formats(f"{head}.kv_b_keys.weight"), formats(f"{head}.kv_b_values.weight")) == ("f32", "q8_0")
     assert formats(f"{head}.q_b_rotated.weight") == "f32"
@@ -130,19 +130,19 @@ def test_quantized_matrices_are_converted_once_for_all_parts(
         return convert(reader)
 
     monkeypatch.setattr(QuantizedReader, "matrix", matrix)
-    layers = load_config(resolve_model(str(fp8_folders[1]))).num_layers
+    layers = resolve_model(str(fp8_folders[1])).config().num_layers
     load(fp8_folders[1])
     assert len(converted) == 3 * layers
 
 
 def test_parts_of_quantized_matrices_have_the_values_of_the_whole(fp8_folders: tuple[Path, Path]) -> None:
     whole, quantized = fp8_folders
-    configs = [load_config(resolve_model(str(folder))) for folder in (whole, quantized)]
+    configs = [resolve_model(str(folder)).config() for folder in (whole, quantized)]
     expected, found = (
         SafetensorsWeights(folder, config, torch.float32, torch.device("cpu"))
         for folder, config in zip((whole, quantized), configs, strict=True)
     )
-    formats = matrix_formats(resolve_model(str(quantized)), configs[1])
+    formats = resolve_model(str(quantized)).formats(configs[1])
     for matrix in configs[0].layers[0].attention.matrices:
         for name, (_, out) in zip(matrix.weight_names, matrix.parts, strict=True):
             shape = out, matrix.in_features

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from test_gguf_parity import GGUF_FIELDS, assert_logits_of_transformers, load, write_gguf
 
 from chairlift.errors import ModelLoadError
-from chairlift.loading.resolve import load_config, resolve_model
+from chairlift.loading.resolve import resolve_model
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.registry import read_hf_config
@@ -33,16 +33,12 @@ def windows_of(config: ModelConfig) -> list[int | None]:
 def test_gguf_defaults(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
     """Every second layer of Gemma 2 has no window, every sixth of Gemma 3, whose other layers have a base of 10,000."""
     absent = dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"))
-    config = load_config(
-        resolve_model(str(write_gguf(tiny_model_dir("gemma2"), "gemma2", tmp_path / "2.gguf", **absent)))
-    )
+    config = resolve_model(str(write_gguf(tiny_model_dir("gemma2"), "gemma2", tmp_path / "2.gguf", **absent))).config()
     assert windows_of(config) == [20, None, 20, None]
     assert (config.layers[0].attention.logits_soft_cap, config.logits_soft_cap) == (50, 30)
     absent = dict.fromkeys(key for key in GGUF_FIELDS["gemma3"] if key.startswith("rope.") or key.endswith("pattern"))
     changed = {**absent, "rope.freq_base": 1e6, "block_count": 12}
-    config = load_config(
-        resolve_model(str(write_gguf(tiny_model_dir("gemma3"), "gemma3", tmp_path / "3.gguf", **changed)))
-    )
+    config = resolve_model(str(write_gguf(tiny_model_dir("gemma3"), "gemma3", tmp_path / "3.gguf", **changed))).config()
     assert windows_of(config) == ([20] * 5 + [None]) * 2
     assert {layer.attention.rope for layer in config.layers[:5]} == {RopeConfig(theta=10000.0)}
     assert config.layers[5].attention.rope == RopeConfig(theta=1e6)
@@ -54,7 +50,7 @@ def test_gguf_files_of_27b_have_another_scale(
 ) -> None:
     changes = {"block_count": num_layers, "attention.sliding_window_pattern": None}
     path = write_gguf(tiny_model_dir(arch), arch, tmp_path / "model.gguf", **changes)
-    assert load_config(resolve_model(str(path))).layers[0].attention.scale == pytest.approx((64 / 4) ** -0.5)
+    assert resolve_model(str(path)).config().layers[0].attention.scale == pytest.approx((64 / 4) ** -0.5)
 
 
 @pytest.mark.parametrize("pattern", [[True, False], ["a", "b", "c", "d"], "six", 0])
@@ -62,7 +58,7 @@ def test_wrong_patterns_are_errors(pattern: Any, tiny_model_dir: TinyModelDir, t
     changes = {"attention.sliding_window_pattern": pattern}
     path = write_gguf(tiny_model_dir("gemma3"), "gemma3", tmp_path / "model.gguf", **changes)
     with pytest.raises(ModelLoadError, match=r"gemma3\.attention\.sliding_window_pattern must"):
-        load_config(resolve_model(str(path)))
+        resolve_model(str(path)).config()
 
 
 # -- config.json -----------------------------------------------------------------------------------------------------

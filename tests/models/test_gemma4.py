@@ -22,7 +22,7 @@ from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.roofline import Roofline
-from chairlift.loading.resolve import load_config, resolve_model
+from chairlift.loading.resolve import resolve_model
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.registry import read_gguf_config, read_hf_config
@@ -105,7 +105,7 @@ def test_fields_of_the_published_e2b() -> None:
 
 
 def test_declarations_are_sent_to_other_processes(tiny_model_dir: TinyModelDir) -> None:
-    for config in (read_e2b(), load_config(resolve_model(str(tiny_model_dir("gemma4_moe"))))):
+    for config in (read_e2b(), resolve_model(str(tiny_model_dir("gemma4_moe"))).config()):
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=ModelConfig) == config
 
 
@@ -266,9 +266,9 @@ def without_rope(config: ModelConfig) -> ModelConfig:
 def test_gguf_declares_the_same_model_as_config_json(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
     eps = 2.0**-20  # A number that is the same in float32.
     folder = tiny_model_dir("gemma4", **GGUF_OVERRIDES, rms_norm_eps=eps)
-    expected = load_config(resolve_model(str(folder)))
+    expected = resolve_model(str(folder)).config()
     changes = {"attention.layer_norm_rms_epsilon": eps}
-    found = load_config(resolve_model(str(write_gguf(folder, "gemma4", tmp_path / "model.gguf", **changes))))
+    found = resolve_model(str(write_gguf(folder, "gemma4", tmp_path / "model.gguf", **changes))).config()
     (factors,) = {layer.attention.rope.freq_factors for layer in found.layers[1::2] if layer.attention.rope}
     assert factors == pytest.approx((1.0,) * 4 + (1e30,) * 8)  # In float32.
     unspecified = {"bos_token_id": None, "eos_token_ids": ()}
@@ -295,4 +295,4 @@ def test_errors_in_gguf_files_name_the_field(
 ) -> None:
     folder = tiny_model_dir("gemma4", **GGUF_OVERRIDES)
     with pytest.raises(ModelLoadError, match=message):
-        load_config(resolve_model(str(write_gguf(folder, "gemma4", tmp_path / "model.gguf", **changes))))
+        resolve_model(str(write_gguf(folder, "gemma4", tmp_path / "model.gguf", **changes))).config()

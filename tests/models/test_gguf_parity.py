@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from test_models_parity import assert_close, expected_logits, prompts, run, tolerance
 
-from chairlift.loading.resolve import load_config, matrix_formats, open_weights, resolve_model
+from chairlift.loading.resolve import resolve_model
 from chairlift.models.decoder import DecoderModel, build_model
 from ggml_blocks import random_blocks
 from gguf_files import NAMES, add_value, finish
@@ -775,8 +775,8 @@ def write_gguf(
 
 def load(folder_or_file: Path, kernels: str = "torch") -> DecoderModel:
     files = resolve_model(str(folder_or_file))
-    config = load_config(files)
-    weights = open_weights(files, config, torch.float32, torch.device("cpu"))
+    config = files.config()
+    weights = files.weights(config, torch.float32, torch.device("cpu"))
     model = build_model(config, weights, dtype=torch.float32, device="cpu", kernels=kernels)
     assert weights.unused() == []
     model.allocate_states(len(prompts()))
@@ -815,7 +815,7 @@ def test_native_experts_are_computed_from_the_blocks_of_the_file(
     fields = {"embedding_length": 256, "expert_feed_forward_length": 256}
     experts = gguf.GGMLQuantizationType[kind]
     path = write_gguf(tiny_model_dir("qwen3_moe", **WIDE), "qwen3_moe", tmp_path / "model.gguf", experts, **fields)
-    formats = matrix_formats(resolve_model(str(path)), load_config(resolve_model(str(path))))
+    formats = resolve_model(str(path)).formats(resolve_model(str(path)).config())
     assert formats("model.layers.0.mlp.experts.3.up_proj.weight") == kind.lower()
     with torch.inference_mode():
         found = []

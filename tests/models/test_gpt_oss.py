@@ -22,7 +22,7 @@ from chairlift.errors import ModelLoadError
 from chairlift.kernels.cpu.formats import matrix_bytes
 from chairlift.kernels.kernel_memory import total
 from chairlift.kernels.routing import ExpertRouting
-from chairlift.loading.resolve import load_config, matrix_formats, open_weights, resolve_model
+from chairlift.loading.resolve import resolve_model
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.matrix_spec import EXPERTS
 from chairlift.models.declaration.model_config import ModelConfig
@@ -208,7 +208,7 @@ def test_native_kernels_compute_experts_from_the_numbers_of_the_file(file: str, 
     """Native kernels round activations to 8 bits, which changes the choice of an expert in some rows."""
     path = checkpoint.quantized if file == "safetensors" else write_mxfp4_gguf(checkpoint)
     files = resolve_model(str(path))
-    assert matrix_formats(files, load_config(files))("model.layers.1.mlp.experts.3.up_proj.weight") == "mxfp4"
+    assert files.formats(files.config())("model.layers.1.mlp.experts.3.up_proj.weight") == "mxfp4"
     model = load(path, "native")
     model.allocate_kv_cache(num_blocks=64, block_size=8)
     with torch.inference_mode():
@@ -276,6 +276,6 @@ def test_wrong_checkpoints_name_the_tensor(case: str, checkpoint: Checkpoint) ->
 
 def test_mxfp4_needs_multiples_of_32_inputs(checkpoint: Checkpoint) -> None:
     files = resolve_model(str(checkpoint.quantized))
-    weights = open_weights(files, load_config(files), torch.float32, torch.device("cpu"))
+    weights = files.weights(files.config(), torch.float32, torch.device("cpu"))
     with pytest.raises(ModelLoadError, match="blocks has blocks of 32 inputs, but the configuration requires 80"):
         weights.packed("model.layers.0.mlp.experts.0.up_proj.weight", (96, 80))

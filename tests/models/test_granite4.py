@@ -10,7 +10,7 @@ import pytest
 from test_gguf_parity import ARCHITECTURE_NAMES, OVERRIDES, assert_logits_of_transformers, load, write_gguf
 
 from chairlift.errors import ModelLoadError
-from chairlift.loading.resolve import load_config, resolve_model
+from chairlift.loading.resolve import resolve_model
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.registry import read_hf_config
 
@@ -125,4 +125,4 @@ def test_errors_of_gguf_files(
 ) -> None:
     path = write_gguf(tiny_model_dir("granite4", **OVERRIDES["granite4"]), "granite4", tmp_path / "a.gguf", **changes)
     with pytest.raises(ModelLoadError, match=message):
-        load_config(resolve_model(str(path)))
+        resolve_model(str(path)).config()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chairlift.loading.resolve import ModelFiles, load_config
+from chairlift.loading.model_source import FolderSource
 from chairlift.models.declaration.attention_spec import AttentionSpec
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.kv_layout import KVLayout
@@ -20,7 +20,7 @@ GEMMA3 = [512, 512, 512, 512, 512, None]
 
 @pytest.fixture(scope="module")
 def config(tiny_model_dir: Callable[..., Path]) -> ModelConfig:
-    return load_config(ModelFiles("hf", tiny_model_dir("gemma3"), "tiny"))
+    return FolderSource(tiny_model_dir("gemma3"), "tiny").config()
 
 
 def with_attention(config: ModelConfig, specs: Sequence[AttentionSpec]) -> ModelConfig:

@@ -37,7 +37,7 @@ from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.workload.lengths import parse_lengths
-from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
+from chairlift.loading.resolve import resolve_model
 from chairlift.models.declaration.attention_spec import AttentionSpec, RopeConfig
 from chairlift.models.declaration.feed_forward_spec import FeedForwardSpec
 from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec
@@ -273,8 +273,8 @@ def test_planned_weight_bytes_equal_loaded_bytes(folder: Path, backend: str, qua
 
 def make_made_up_plan(folder: Path, **options: Any) -> DeploymentPlan:
     files = resolve_model(str(folder))
-    config = load_config(files)
-    model = PlannedModel("made-up", str(folder), config, matrix_formats(files, config))
+    config = files.config()
+    model = PlannedModel("made-up", str(folder), config, files.formats(config))
     return make_plan(
         model,
         engine_config(folder, **options),
@@ -303,7 +303,7 @@ def test_slot_bytes_are_the_sum_over_layers(folder: Path) -> None:
 
 
 def test_torch_operations_are_listed_once(folder: Path) -> None:
-    config = load_config(resolve_model(str(folder)))
+    config = resolve_model(str(folder)).config()
     assert torch_operations(config) == ["activation squared_relu_and_mul"]
 
 
@@ -312,7 +312,7 @@ def test_torch_operations_are_listed_once(folder: Path) -> None:
 
 def test_cost_model_computes_the_time_of_the_declared_layers(folder: Path) -> None:
     """The device computes 1000 FLOPs per second and reads 100 bytes per second."""
-    config = load_config(resolve_model(str(folder)))
+    config = resolve_model(str(folder)).config()
     narrow = replace(config.layers[0].feed_forward.down, in_features=INNER // 2)
     layer = replace(config.layers[0], feed_forward=replace(config.layers[0].feed_forward, down=narrow))
     weights = HIDDEN * HEAD_DIM * 2 * (HEADS + KV_HEADS) + 3 * HIDDEN * INNER
@@ -327,8 +327,8 @@ def test_cost_model_computes_the_time_of_the_declared_layers(folder: Path) -> No
 
 @needs_native
 def test_kernel_benchmark_measures_the_declared_products(folder: Path) -> None:
-    declared = load_config(resolve_model(str(folder)))
-    formats = matrix_formats(resolve_model(str(folder)), declared)
+    declared = resolve_model(str(folder)).config()
+    formats = resolve_model(str(folder)).formats(declared)
     linear = LinearPass(declared, partial(native_parts, formats=formats, quantization=None), max_rows=3)
     work = linear.work(3)
     assert set(work) == set(linear(3)) == {"layers", "qkv", "output", "gate_up", "down", "LM head"}
@@ -358,12 +358,12 @@ def changed(tmp_path: Path) -> Iterator[Any]:
 )
 def test_undeclared_property_is_an_error(changed: Any, key: str, value: Any) -> None:
     with pytest.raises(ModelLoadError, match=rf"config\.json: {key} is .*the made-up architecture does not declare"):
-        load_config(resolve_model(str(changed(**{key: value}))))
+        resolve_model(str(changed(**{key: value}))).config()
 
 
 def test_training_and_provenance_properties_are_ignored(changed: Any) -> None:
     neutral = {"attention_dropout": 0.1, "unsloth_version": "2025.1", "_name_or_path": "a/b", "attn_soft_cap": None}
-    assert load_config(resolve_model(str(changed(**neutral)))).name == "made-up"
+    assert resolve_model(str(changed(**neutral))).config().name == "made-up"
 
 
 def test_undeclared_tensor_is_an_error(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from test_gguf_parity import assert_logits_of_transformers, load, write_gguf
 
 from chairlift.errors import ModelLoadError
-from chairlift.loading.resolve import load_config, resolve_model
+from chairlift.loading.resolve import resolve_model
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.registry import read_hf_config
 
@@ -147,7 +147,7 @@ def test_the_text_model_of_a_model_with_images(prefix: str, tiny_model_dir: Tiny
 def test_gguf_files_without_scaled_queries(beta: float | None, tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
     folder = tiny_model_dir("ministral3", sliding_window=None)
     path = write_gguf(folder, "ministral3", tmp_path / "model.gguf", **{"attention.temperature_scale": beta})
-    config = load_config(resolve_model(str(path)))
+    config = resolve_model(str(path)).config()
     assert {layer.attention.rope.scales_queries for layer in config.layers if layer.attention.rope} == {False}
 
 
@@ -158,4 +158,4 @@ def test_gguf_files_need_the_original_context(tiny_model_dir: TinyModelDir, tmp_
         folder, "ministral3", tmp_path / "model.gguf", **absent, **{"rope.scaling.yarn_log_multiplier": None}
     )
     with pytest.raises(ModelLoadError, match=r"mistral3\.rope\.scaling\.original_context_length is missing"):
-        load_config(resolve_model(str(path)))
+        resolve_model(str(path)).config()

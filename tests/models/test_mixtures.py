@@ -24,7 +24,7 @@ from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.model_shape import ExpertCost, ModelShape
 from chairlift.lab.sim.roofline import Roofline
-from chairlift.loading.resolve import load_config, open_weights, resolve_model
+from chairlift.loading.resolve import resolve_model
 from chairlift.models.declaration.matrix_spec import EXPERTS, ROUTER
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.decoder import build_model
@@ -157,8 +157,8 @@ def test_native_kernels_compute_all_layers_of_mixtures() -> None:
 
 def load_all(folder: Path) -> None:
     files = resolve_model(str(folder))
-    config = load_config(files)
-    weights = open_weights(files, config, torch.float32, torch.device("cpu"))
+    config = files.config()
+    weights = files.weights(config, torch.float32, torch.device("cpu"))
     build_model(config, weights, dtype=torch.float32, device="cpu")
 
 

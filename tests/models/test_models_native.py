@@ -14,7 +14,7 @@ import torch
 from chairlift.config import QUANTIZATIONS
 from chairlift.kernels.cpu import load
 from chairlift.kernels.weights import PackedRows, Weights, packed_tensor
-from chairlift.loading.resolve import ModelFiles, load_config, open_weights
+from chairlift.loading.model_source import FolderSource
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.decoder import DecoderModel, build_model
 from native import ROUNDING_TO_BF16, needs_native
@@ -71,10 +71,10 @@ class Rounded:
 
 
 def both(folder: Path, name: str, kv_cache_dtype: torch.dtype) -> tuple[ModelConfig, DecoderModel, DecoderModel]:
-    files = ModelFiles("hf", folder, "tiny")
-    config = load_config(files)
+    files = FolderSource(folder, "tiny")
+    config = files.config()
     routers = {kept for matrix in config.matrices if matrix.keeps_format for kept in matrix.weight_names}
-    weights = Rounded(open_weights(files, config, torch.float32, CPU), name, routers)
+    weights = Rounded(files.weights(config, torch.float32, CPU), name, routers)
     options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu", "kv_cache_dtype": kv_cache_dtype}
     quantization = name if name in QUANTIZATIONS else None
     native = build_model(config, weights, kernels="native", quantization=quantization, **options)

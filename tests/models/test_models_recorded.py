@@ -14,7 +14,7 @@ import torch
 
 from chairlift.kernels.attention import AttentionMetadata, StepContext
 from chairlift.kernels.cpu import load, tape
-from chairlift.loading.resolve import ModelFiles, load_config, open_weights
+from chairlift.loading.model_source import FolderSource
 from chairlift.models.decoder import DecoderLayer, DecoderModel, build_model
 from chairlift.models.kv_layout import KVLayout
 from native import needs_native
@@ -40,9 +40,9 @@ RECORDED = [30, 3, 2, 90, 2, 30, 3, 2, 90]
 
 
 def make(folder: Path, kv_cache_dtype: torch.dtype) -> DecoderModel:
-    files = ModelFiles("hf", folder, "tiny")
-    config = load_config(files)
-    weights = open_weights(files, config, torch.float32, CPU)
+    files = FolderSource(folder, "tiny")
+    config = files.config()
+    weights = files.weights(config, torch.float32, CPU)
     model = build_model(
         config,
         weights,

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from chairlift.errors import ChairliftError, ModelLoadError
-from chairlift.loading.resolve import ModelFiles, matrix_formats
+from chairlift.loading.model_source import FolderSource
 from chairlift.loading.safetensors_weights import SafetensorsWeights
 from chairlift.models.architectures.opt import OPTSizes
 from chairlift.models.declaration.model_config import ModelConfig
@@ -101,7 +101,7 @@ def test_opt_names_with_and_without_prefix(tmp_path: Path, root: str) -> None:
     weights = SafetensorsWeights(tmp_path, config, torch.float32, CPU)
     build_model(config, weights, dtype=torch.float32, device="cpu")
     assert weights.unused() == []
-    formats = matrix_formats(ModelFiles("hf", tmp_path, "opt"), replace(config, dtype="float16"))
+    formats = FolderSource(tmp_path, "opt").formats(replace(config, dtype="float16"))
     assert formats("model.decoder.embed_tokens.weight") == "f32"
 
 

@@ -19,7 +19,7 @@ from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecod
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderLayer
 
 from chairlift.errors import ConfigError
-from chairlift.loading.resolve import load_config, open_weights, resolve_model
+from chairlift.loading.resolve import resolve_model
 from chairlift.models.decoder import DecoderModel, build_model
 from native import needs_native
 from packed_steps import Tables, pack
@@ -43,8 +43,8 @@ def _inference_mode() -> Iterator[None]:
 
 def load(model: Path, kernels: str) -> DecoderModel:
     files = resolve_model(str(model))
-    config = load_config(files, needs_predictor=True)
-    weights = open_weights(files, config, torch.float32, torch.device("cpu"))
+    config = files.config(needs_predictor=True)
+    weights = files.weights(config, torch.float32, torch.device("cpu"))
     built = build_model(config, weights, dtype=torch.float32, device="cpu", kernels=kernels)
     assert weights.unused() == []
     built.allocate_kv_cache(num_blocks=64, block_size=8)
@@ -162,15 +162,15 @@ def test_a_further_token_is_predicted_from_the_result_before_it(tiny_model_dir: 
 
 def test_a_model_without_a_predictor_is_rejected_if_one_is_needed(tiny_model_dir: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match=r"method=mtp needs a layer .* has none: use method=ngram, or a draft model"):
-        load_config(resolve_model(str(tiny_model_dir("qwen3_5"))), needs_predictor=True)
+        resolve_model(str(tiny_model_dir("qwen3_5"))).config(needs_predictor=True)
 
 
 def test_without_need_its_tensors_are_skipped(tiny_model_dir: Callable[..., Path]) -> None:
     folder = tiny_model_dir("qwen3_5", mtp_num_hidden_layers=1)
     files: Any = resolve_model(str(folder))
-    config = load_config(files)
+    config = files.config()
     assert config.predictor is None
-    weights = open_weights(files, config, torch.float32, torch.device("cpu"))
+    weights = files.weights(config, torch.float32, torch.device("cpu"))
     build_model(config, weights, dtype=torch.float32, device="cpu", kernels="torch")
     assert weights.unused() == []
     assert [note for note in weights.notes() if "tensors mtp.*" in note]

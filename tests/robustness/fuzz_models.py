@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from chairlift.errors import ModelLoadError
 from chairlift.loading.gguf_file import GGUFFile
 from chairlift.loading.gguf_weights import GGUFWeights
-from chairlift.loading.resolve import ModelFiles, load_config, open_weights
+from chairlift.loading.model_source import FolderSource
 from chairlift.loading.text.gguf_tokenizer import GGUFVocabulary, build_tokenizer
 from chairlift.loading.text.hf_tokenizer import folder_tokenizer
 from chairlift.models.registry import read_gguf_config, read_hf_config
@@ -250,7 +250,7 @@ def _safetensors_target(folder: Path) -> Target:
         path = model / "model.safetensors"
         path.unlink(missing_ok=True)
         path.write_bytes(data)
-        weights = open_weights(ModelFiles("hf", model, "m"), config, torch.float32, CPU)
+        weights = FolderSource(model, "m").weights(config, torch.float32, CPU)
         assert weights.tensor("model.embed_tokens.weight", SHAPE).shape == SHAPE
         weights.packed("model.embed_tokens.weight", SHAPE)
         weights.unused()
@@ -276,7 +276,7 @@ def _config_target(folder: Path) -> Target:
     def load(case: tuple[bytes, bytes]) -> None:
         (model / "config.json").write_bytes(case[0])
         (model / "generation_config.json").write_bytes(case[1])
-        load_config(ModelFiles("hf", model, "m"))
+        FolderSource(model, "m").config()
 
     return _target("config.json", st.tuples(configs, st.just(b"{}") | generations), load, 100)
 

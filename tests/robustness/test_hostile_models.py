@@ -13,7 +13,7 @@ from fuzz_targets import deep, guarded
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.gguf_file import GGUFFile
-from chairlift.loading.resolve import ModelFiles, load_config
+from chairlift.loading.model_source import FolderSource
 from chairlift.loading.safetensors_weights import INDEX, _weight_map
 from chairlift.loading.text.gguf_tokenizer import GGUFVocabulary, build_tokenizer
 from chairlift.loading.text.hf_tokenizer import folder_tokenizer
@@ -83,7 +83,7 @@ def test_hostile_json_files(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "config.json").write_bytes(text)
     (tmp_path / INDEX).write_bytes(text)
     with guarded(), pytest.raises(ModelLoadError, match=r"config\.json: "):
-        load_config(ModelFiles("hf", tmp_path, "m"))
+        FolderSource(tmp_path, "m").config()
     with guarded(), pytest.raises(ModelLoadError, match="weight_map"):
         _weight_map(tmp_path)
     for name in ("tokenizer_config.json", "special_tokens_map.json", "tokenizer.json"):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from chairlift.lab.planning.planned_workload import PlannedWorkload
     from chairlift.lab.planning.planner import PlannedModel
     from chairlift.lab.sim.devices import Device
-    from chairlift.loading.resolve import ModelFiles
+    from chairlift.loading.model_source import ModelSource
     from chairlift.models.declaration.model_config import ModelConfig
 
 CPU, CUDA = "cpu", "cuda"
@@ -153,7 +153,8 @@ def _model(config: EngineConfig) -> PlannedModel:
     """
     from chairlift.lab.planning.planner import PlannedModel
     from chairlift.lab.sim.published_models import MODEL_SHAPES
-    from chairlift.loading.resolve import choose_predictor, load_decoder_config, matrix_formats, resolve_model
+    from chairlift.loading.model_source import choose_predictor, declared_formats
+    from chairlift.loading.resolve import resolve_model
 
     name = config.model
     if name in MODEL_SHAPES:
@@ -162,24 +163,22 @@ def _model(config: EngineConfig) -> PlannedModel:
         note = (
             f"{name} is a shape without weights: replace {argument} by the folder of the model or its name on the hub."
         )
-        return PlannedModel(name, argument, model_config, matrix_formats(None, model_config), note)
-    files = resolve_model(name)
-    model_config = load_decoder_config(files, needs_predictor=config.needs_predictor)
-    formats = matrix_formats(files, model_config)
-    return PlannedModel(files.name, name or files.name, model_config, formats, _file_note(files, model_config, config))
+        return PlannedModel(name, argument, model_config, declared_formats(model_config), note)
+    source = resolve_model(name)
+    model_config = source.decoder_config(needs_predictor=config.needs_predictor)
+    formats = source.formats(model_config)
+    note = _file_note(source, model_config, config)
+    return PlannedModel(source.name, name or source.name, model_config, formats, note)
 
 
-def _file_note(files: ModelFiles, model_config: ModelConfig, config: EngineConfig) -> str | None:
+def _file_note(source: ModelSource, model_config: ModelConfig, config: EngineConfig) -> str | None:
     """A note if the kernels do not read the quantized formats of the file."""
     from chairlift.kernels.choice import choose_kernels
-    from chairlift.loading.gguf_file import part_paths
     from chairlift.system.memory_amounts import format_memory
 
-    is_quantized = files.kind == "gguf" or (model_config.quantization is not None and files.path.is_dir())
-    if not is_quantized or choose_kernels(config, model_config.dtype).kernels == "native":
+    if not source.is_quantized(model_config) or choose_kernels(config, model_config.dtype).kernels == "native":
         return None
-    parts = part_paths(files.path) if files.kind == "gguf" else files.path.glob("*.safetensors")
-    file_bytes = sum(part.stat().st_size for part in parts)
+    file_bytes = sum(file.stat().st_size for file in source.weight_files())
     return (
         f"The file has {format_memory(file_bytes)}. Its tensors are converted to the data type of the "
         f"computation when they are loaded, so they need more memory."

@@ -40,7 +40,7 @@ from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.process.process_client import ProcessClient
 from chairlift.engine.served_engine import EngineFacts, ServedEngine
 from chairlift.errors import EngineDeadError
-from chairlift.loading.resolve import load_tokenizer, resolve_model
+from chairlift.loading.resolve import resolve_model
 from chairlift.server.access.access_options import is_loopback
 
 logger = logging.getLogger("chairlift")
@@ -274,7 +274,7 @@ def make_client(transport: RayTransport, facts: EngineFacts, config: EngineConfi
     Raises:
         ModelLoadError: the tokenizer cannot be loaded.
     """
-    files = resolve_model(config.model, accept_terms=config.accept_terms)
-    tokenizer = NoTokenizer() if config.skip_tokenizer_init else load_tokenizer(files)
+    source = resolve_model(config.model, accept_terms=config.accept_terms)
+    tokenizer = NoTokenizer() if config.skip_tokenizer_init else source.tokenizer()
     engine = ServedEngine(facts, tokenizer, config.seed, id_prefix=f"{secrets.token_hex(4)}-")
     return ClusterClient(transport, engine)

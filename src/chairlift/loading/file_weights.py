@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import torch
 
@@ -74,14 +74,15 @@ class FileWeights(ABC):
     def _check_format(self, file_name: str) -> None:
         """Raise ModelLoadError if values of the tensor's type cannot be read."""
 
-    def check_formats(self) -> None:
-        """Check the types of all tensors in the file, without reading their values.
+    def checked(self) -> Self:
+        """Return these weights after a check of the types of all tensors, without reading their values.
 
         Raises:
             ModelLoadError: a type is not supported.
         """
         for file_name in self._file_names():
             self._check_format(file_name)
+        return self
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         stored = self._find(name, shape)

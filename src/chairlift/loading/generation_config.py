@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from chairlift.errors import ChairliftError, ConfigError, ModelLoadError, RequestError
-from chairlift.loading.resolve import ModelFiles, open_gguf
-from chairlift.loading.text.hf_tokenizer import read_json
+from chairlift.loading.json_files import read_json
 from chairlift.sampling_params import SamplingDefaults, SamplingParams
 
 logger = logging.getLogger("chairlift")
@@ -30,12 +29,13 @@ HINT: Final = "correct it, or use --generation-config vllm"
 
 
 def load_sampling_defaults(
-    files: ModelFiles, generation_config: str, override: Mapping[str, Any] | None = None
+    model_defaults: Callable[[], SamplingDefaults], generation_config: str, override: Mapping[str, Any] | None = None
 ) -> SamplingDefaults:
     """Read the sampling defaults of a model, with the meaning of vLLM's `get_diff_sampling_param`.
 
     Args:
-        generation_config: `auto` reads the files of the model; `vllm` reads none; else a folder with FILE_NAME.
+        model_defaults: reads the defaults in the files of the model.
+        generation_config: `auto` calls it; `vllm` reads none; else a folder with FILE_NAME.
         override: values that replace those of the files.
 
     Raises:
@@ -45,31 +45,26 @@ def load_sampling_defaults(
     if generation_config == "vllm":
         found = SamplingDefaults()
     elif generation_config == "auto":
-        found = _model_defaults(files)
+        found = model_defaults()
     else:
-        found = _folder_defaults(Path(generation_config).expanduser())
+        found = _given_defaults(Path(generation_config).expanduser())
     return found.updated(_overriding(override or {}))
 
 
-def _model_defaults(files: ModelFiles) -> SamplingDefaults:
-    if files.kind == "gguf":
-        return files.sampling_defaults.updated(_gguf_defaults(files.path))
-    if files.path.is_file():  # A config.json alone, for random weights.
-        return SamplingDefaults()
-    return _read_fields(files.path / FILE_NAME)
-
-
-def _folder_defaults(folder: Path) -> SamplingDefaults:
-    file = folder / FILE_NAME
-    if not file.is_file():
+def _given_defaults(folder: Path) -> SamplingDefaults:
+    if not (folder / FILE_NAME).is_file():
         raise ConfigError(
             f"generation_config must be auto, vllm or a folder with {FILE_NAME}; got {str(folder)!r}, which has none"
         )
-    return _read_fields(file)
+    return read_folder_defaults(folder)
 
 
-def _gguf_defaults(path: Path) -> SamplingDefaults:
-    metadata = open_gguf(path).metadata
+def read_gguf_defaults(metadata: Mapping[str, Any], path: Path) -> SamplingDefaults:
+    """Read the sampling defaults in the metadata of a GGUF file.
+
+    Args:
+        path: the file, for messages.
+    """
     given = {key.removeprefix(GGUF_PREFIX): value for key, value in metadata.items() if key.startswith(GGUF_PREFIX)}
     if unsupported := sorted(given.keys() - GGUF_FIELDS.keys()):
         names = ", ".join(GGUF_PREFIX + key for key in unsupported)
@@ -87,7 +82,9 @@ def _shortest(value: Any) -> Any:
     return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
-def _read_fields(file: Path) -> SamplingDefaults:
+def read_folder_defaults(folder: Path) -> SamplingDefaults:
+    """Read the sampling defaults in FILE_NAME of a folder; without the file there are none."""
+    file = folder / FILE_NAME
     values = read_json(file)
     given = {field: values[field] for field in FIELDS if values.get(field) is not None}
     return SamplingDefaults(**{field: _check(field, value, f"{file}: {field}") for field, value in given.items()})

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from chairlift.errors import ModelLoadError
-from chairlift.loading.resolve import ModelFiles
-from chairlift.loading.text.hf_tokenizer import read_json
+from chairlift.loading.json_files import read_json
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.pooling import PoolingConfig, PoolingType
 from chairlift.system.input_files import read_text
@@ -23,43 +22,46 @@ POOLING_NAMES: Final[dict[str, PoolingType]] = {
 """The names in `pooling_mode`, and in the flags `pooling_mode_...`."""
 
 
-def load_pooling(files: ModelFiles, config: ModelConfig) -> PoolingConfig | None:
+def load_pooling(path: Path, config: ModelConfig) -> PoolingConfig | None:
     """Read the settings of a model; None if it generates text.
 
     A folder of sentence-transformers has `modules.json`. An encoder without it computes the mean of its hidden states,
     as sentence-transformers does.
 
+    Args:
+        path: the folder of the model, or only its config.json, which has no settings of pooling beside it.
+
     Raises:
         ModelLoadError: a module or an option is not supported.
     """
     if config.encoder is not None and config.encoder.classifier is not None:
-        return PoolingConfig("score", max_seq_length=_max_seq_length(files.path))
-    modules = _read_modules(files.path / "modules.json") if files.kind == "hf" and files.path.is_dir() else []
+        return PoolingConfig("score", max_seq_length=_max_seq_length(path))
+    modules = _read_modules(path / "modules.json")
     if not modules:
-        return None if config.encoder is None else PoolingConfig("embed", max_seq_length=_max_seq_length(files.path))
+        return None if config.encoder is None else PoolingConfig("embed", max_seq_length=_max_seq_length(path))
     pooling: PoolingType = "mean"
     normalize = False
     for kind, folder in modules:
         if kind == "Pooling":
-            pooling = _read_pooling(files.path / folder / "config.json")
+            pooling = _read_pooling(path / folder / "config.json")
         elif kind == "Normalize":
             normalize = True
         elif kind != "Transformer":
             raise ModelLoadError(
-                f"{files.path / 'modules.json'}: has a module {kind}, which is not supported; supported are "
+                f"{path / 'modules.json'}: has a module {kind}, which is not supported; supported are "
                 "Transformer, Pooling and Normalize"
             )
     if config.encoder is None and pooling != "last":
         raise ModelLoadError(
-            f"{files.path}: pooling is {pooling!r}, and a decoder ({config.name}) supports the last token only"
+            f"{path}: pooling is {pooling!r}, and a decoder ({config.name}) supports the last token only"
         )
-    settings = read_json(files.path / "config_sentence_transformers.json")
+    settings = read_json(path / "config_sentence_transformers.json")
     if settings.get("default_prompt_name") is not None:
         raise ModelLoadError(
-            f"{files.path / 'config_sentence_transformers.json'}: default_prompt_name="
+            f"{path / 'config_sentence_transformers.json'}: default_prompt_name="
             f"{settings['default_prompt_name']!r} is not supported: remove it, and write the prompt before the texts"
         )
-    return PoolingConfig("embed", pooling, normalize, _max_seq_length(files.path))
+    return PoolingConfig("embed", pooling, normalize, _max_seq_length(path))
 
 
 def _read_modules(file: Path) -> list[tuple[str, str]]:
@@ -67,7 +69,7 @@ def _read_modules(file: Path) -> list[tuple[str, str]]:
     try:
         modules: Any = json.loads(read_text(file))
         return [(str(module["type"]).rpartition(".")[2], str(module["path"])) for module in modules]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelLoadError(f"{file}: cannot be read as a list of modules ({error}); download it again") from error
@@ -86,8 +88,6 @@ def _read_pooling(file: Path) -> PoolingType:
 
 def _max_seq_length(folder: Path) -> int | None:
     """The maximum number of tokens in `sentence_bert_config.json`."""
-    if not folder.is_dir():
-        return None
     settings = read_json(folder / "sentence_bert_config.json")
     if settings.get("do_lower_case"):
         raise ModelLoadError(f"{folder / 'sentence_bert_config.json'}: do_lower_case is not supported")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,10 @@ import pytest
 
 from chairlift.config import EngineConfig
 from chairlift.engine.startup.factory import build_engine
-from chairlift.engine.startup.loaded_model import LoadedDecoder
+from chairlift.engine.startup.loaded_model import LoadedDecoder, load_model
 from chairlift.engine.startup.required_memory import PROCESS_BYTES, plan_required_memory
 from chairlift.errors import ConfigError, ModelLoadError
-from chairlift.loading import resolve
+from chairlift.loading.gguf_file import GGUFFile
 from parameter_memory import parameter_bytes
 from pooling_models import write_pooling_model
 
@@ -59,8 +60,16 @@ def test_a_draft_model_is_in_the_plan(arch: str, draft: str, tiny_model_dir: Cal
 
 
 def test_the_metadata_of_a_gguf_file_is_released(smollm2_gguf: Path) -> None:
-    plan_required_memory(EngineConfig(str(smollm2_gguf), num_kv_blocks=10), 1 << 30)
-    assert resolve._open_gguf.cache_info().currsize == 0
+    def num_open() -> int:
+        return sum(isinstance(each, GGUFFile) for each in gc.get_objects())
+
+    gc.collect()
+    before, config = num_open(), EngineConfig(str(smollm2_gguf), num_kv_blocks=10)
+    plan_required_memory(config, 1 << 30)
+    assert num_open() == before
+    loaded = load_model(config)
+    assert num_open() == before, "weights are copied"
+    assert loaded.files == [smollm2_gguf]
 
 
 def test_the_size_of_the_pool_may_be_given(tiny_model_dir: Callable[..., Path]) -> None:

@@ -36,7 +36,7 @@ from chairlift.lab.bench.simulation import sim_config_from_recording
 from chairlift.lab.planning.planned_workload import PlannedWorkload
 from chairlift.lab.planning.planner import PlannedModel, make_plan
 from chairlift.lab.workload.lengths import parse_lengths
-from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
+from chairlift.loading.resolve import resolve_model
 from chairlift.observability.event_log import encode_event
 from chairlift.speculative_config import SpeculativeConfig
 from chairlift.step_time import StepTime
@@ -206,8 +206,8 @@ def test_a_simulation_of_a_recorded_engine_uses_its_budget_and_its_time_of_steps
 def test_a_planned_command_does_not_set_the_default_budget(tiny_model_dir: Callable[..., Path]) -> None:
     def command(**options: Any) -> str:
         files = resolve_model(str(tiny_model_dir("llama")))
-        config = load_config(files)
-        model = PlannedModel(files.name, files.name, config, matrix_formats(files, config))
+        config = files.config()
+        model = PlannedModel(files.name, files.name, config, files.formats(config))
         return make_plan(
             model,
             EngineConfig(num_kv_blocks=32, **options),

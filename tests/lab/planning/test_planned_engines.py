@@ -32,7 +32,7 @@ from chairlift.lab.planning.planned_workload import PlannedWorkload
 from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, make_plan
 from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.workload.lengths import parse_lengths
-from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
+from chairlift.loading.resolve import resolve_model
 from chairlift.models.declaration.matrix_spec import EMBEDDING, LM_HEAD, PER_LAYER_EMBEDDING
 from chairlift.request import Request
 from fakes import make_engine, make_request, run_to_end
@@ -212,8 +212,8 @@ def plan_deployment(
     folder: Path, config: EngineConfig, prompt: int, output: int, memory_bytes: int | None = None
 ) -> DeploymentPlan:
     files = resolve_model(str(folder))
-    model_config = load_config(files)
-    model = PlannedModel("tiny", str(folder), model_config, matrix_formats(files, model_config))
+    model_config = files.config()
+    model = PlannedModel("tiny", str(folder), model_config, files.formats(model_config))
     load = PlannedWorkload(input_len=parse_lengths(f"fixed:{prompt}"), output_len=parse_lengths(f"fixed:{output}"))
     return make_plan(model, config, load, memory_bytes=memory_bytes)
 
@@ -441,7 +441,7 @@ def test_the_startup_log_has_planned_and_used_memory(
     assert "kv=exact, buddy: the pool holds 4 concurrent requests of max_model_len tokens, or 4 of 32 prompt and" in log
     started = events.events[0]
     assert isinstance(started, EngineStarted)
-    model_config = load_config(resolve_model(str(folder)))
+    model_config = resolve_model(str(folder)).config()
     assert started.weight_bytes == ModelShape("tiny", model_config, 4).weight_bytes > 0
 
 

@@ -31,11 +31,11 @@ from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.workload.lengths import parse_lengths
-from chairlift.loading.resolve import ModelFiles, load_config, matrix_formats
+from chairlift.loading.model_source import FolderSource, declared_formats
 
 GIB = 1 << 30
 OPT_CONFIG = MODEL_SHAPES["opt-13b"].config
-OPT_13B = PlannedModel("opt-13b", "opt-13b", OPT_CONFIG, matrix_formats(None, OPT_CONFIG))
+OPT_13B = PlannedModel("opt-13b", "opt-13b", OPT_CONFIG, declared_formats(OPT_CONFIG))
 FIXED = PlannedWorkload(input_len=parse_lengths("fixed:100"), output_len=parse_lengths("fixed:60"))
 A100 = DEVICES["A100-40GB"]
 FIRST_FIT = [("exact", "first-fit"), ("max", "first-fit"), ("oracle", "first-fit")]
@@ -105,8 +105,8 @@ def test_the_pool_is_limited_to_what_the_seats_can_use() -> None:
 
 
 def test_groups_of_layers_have_slots_of_their_own(tiny_model_dir: Callable[..., Path]) -> None:
-    config = load_config(ModelFiles("hf", tiny_model_dir("gemma3"), "tiny"))
-    model = PlannedModel("tiny", "tiny", config, matrix_formats(None, config))
+    config = FolderSource(tiny_model_dir("gemma3"), "tiny").config()
+    model = PlannedModel("tiny", "tiny", config, declared_formats(config))
     lengths = PlannedWorkload(input_len=parse_lengths("fixed:100"), output_len=parse_lengths("fixed:60"))
     options = EngineConfig(kernels="torch", kv_cache_memory_bytes=1 << 20, max_num_batched_tokens=64)
     plan = make_plan(model, options, lengths)
@@ -123,8 +123,8 @@ def test_groups_of_layers_have_slots_of_their_own(tiny_model_dir: Callable[..., 
 
 
 def test_a_plan_counts_lora_adapters(tiny_model_dir: Callable[..., Path]) -> None:
-    config = load_config(ModelFiles("hf", tiny_model_dir("llama"), "tiny"))
-    model = PlannedModel("tiny", "tiny", config, matrix_formats(None, config))
+    config = FolderSource(tiny_model_dir("llama"), "tiny").config()
+    model = PlannedModel("tiny", "tiny", config, declared_formats(config))
     lengths = PlannedWorkload(input_len=parse_lengths("fixed:100"), output_len=parse_lengths("fixed:60"))
     options = EngineConfig(kernels="torch", kv_cache_memory_bytes=1 << 20, max_loras=3, max_lora_rank=5)
     plan = make_plan(model, options, lengths)
@@ -136,8 +136,8 @@ def test_a_plan_counts_lora_adapters(tiny_model_dir: Callable[..., Path]) -> Non
 
 
 def test_a_plan_counts_the_states_and_the_logits_of_draft_tokens(tiny_model_dir: Callable[..., Path]) -> None:
-    config = load_config(ModelFiles("hf", tiny_model_dir("lfm2"), "tiny"))
-    model = PlannedModel("tiny", "tiny", config, matrix_formats(None, config))
+    config = FolderSource(tiny_model_dir("lfm2"), "tiny").config()
+    model = PlannedModel("tiny", "tiny", config, declared_formats(config))
     lengths = PlannedWorkload(input_len=parse_lengths("fixed:10"), output_len=parse_lengths("fixed:6"))
     options = EngineConfig(kernels="torch", kv_cache_memory_bytes=1 << 20, max_num_seqs=2)
     plain, plan = (

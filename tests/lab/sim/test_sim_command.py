@@ -22,7 +22,7 @@ from chairlift.lab.bench import calibrate
 from chairlift.lab.metrics.run import summarize
 from chairlift.lab.sim.devices import find_device
 from chairlift.lab.sim.published_models import MODEL_SHAPES
-from chairlift.loading.resolve import matrix_formats
+from chairlift.loading.model_source import declared_formats
 from command_runner import invoke
 from pooling_models import write_pooling_model
 
@@ -75,7 +75,7 @@ def test_pool_size_is_that_of_the_planner() -> None:
     engine = record_of(*SMALL, "--device", "A100-40GB")["engine"]
     config = EngineConfig(device="cuda", dtype="float16", max_num_seqs=engine["max_num_seqs"])
     model_config = MODEL_SHAPES["opt-13b"].config
-    formats = matrix_formats(None, model_config)
+    formats = declared_formats(model_config)
     memory = plan_memory(config, model_config, formats, find_device("A100-40GB").memory_bytes, 0.9)
     assert engine["num_blocks"] == memory.pool.num_blocks
     given = record_of(*SMALL, "--kv-cache-memory-bytes", "12GiB")["engine"]

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from chairlift.loading.resolve import ModelFiles, load_tokenizer
+from chairlift.loading.model_source import GGUFSource
 from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.loading.text.marked_text import MarkedText, mask_of, template_text, unmarked
 from chairlift.loading.text.template_check import template_problems
@@ -230,7 +230,7 @@ def test_variables_of_a_request_are_content(tokenizers: dict[str, Tokenizer]) ->
 
 
 def test_default_model_prompts(smollm2_gguf: Any) -> None:
-    tokenizer = load_tokenizer(ModelFiles("gguf", smollm2_gguf, "smollm2"))
+    tokenizer = GGUFSource(smollm2_gguf, "smollm2").tokenizer()
     spellings = list(tokenizer.guard.guarded_tokens)
     assert "<|im_start|>" in spellings
     honest = [system("x"), user("x"), assistant("x"), user("x")]

@@ -20,7 +20,7 @@ from transformers.tokenization_utils_base import generate_merges
 from chairlift.errors import ModelLoadError
 from chairlift.loading.cache import CACHE_VARIABLE, write_atomically
 from chairlift.loading.gguf_file import GGUFFile
-from chairlift.loading.resolve import ModelFiles, load_tokenizer
+from chairlift.loading.model_source import GGUFSource
 from chairlift.loading.text import gguf_tokenizer
 from chairlift.loading.text.gguf_tokenizer import PRE_TOKENIZERS
 from chairlift.loading.text.tokenizer import Tokenizer
@@ -31,7 +31,7 @@ SAMPLE = Path(__file__).parents[2] / "data" / "smollm2_llama_cpp_ids.json"
 
 @pytest.fixture(scope="module")
 def smollm2(smollm2_gguf: Path) -> Tokenizer:
-    return load_tokenizer(ModelFiles("gguf", smollm2_gguf, "smollm2"))
+    return GGUFSource(smollm2_gguf, "smollm2").tokenizer()
 
 
 def test_ids_equal_llama_cpp(smollm2: Tokenizer) -> None:
@@ -164,7 +164,7 @@ SPM: dict[str, Any] = {
 def load(folder: Path, base: dict[str, Any], **changes: Any) -> Tokenizer:
     metadata = {key: value for key, value in {**base, **changes}.items() if value is not None}
     path = write_tokenizer_gguf(folder / "t.gguf", metadata)
-    return load_tokenizer(ModelFiles("gguf", path, "t"))
+    return GGUFSource(path, "t").tokenizer()
 
 
 def spelled(tokenizer: Tokenizer, text: str, **options: bool) -> list[str | None]:
@@ -396,7 +396,7 @@ def test_models_with_equal_names_sizes_and_times_have_tokenizers_of_their_own(
         (tmp_path / merge).mkdir()
         path = write_tokenizer_gguf(tmp_path / merge / "t.gguf", {**BPE, "merges": [merge]})
         os.utime(path, (1, 1))
-        assert spelled(load_tokenizer(ModelFiles("gguf", path, "t")), "hello") == tokens
+        assert spelled(GGUFSource(path, "t").tokenizer(), "hello") == tokens
     sizes = {path.stat().st_size for path in tmp_path.glob("*/t.gguf")}
     assert len(sizes) == 1
     assert len(cached_files(tmp_path / "cache" / "models")) == 2

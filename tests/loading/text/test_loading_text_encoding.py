@@ -17,7 +17,7 @@ from tokenizer_corpus import CODE, EDGES, SCRIPTS, SPECIALS, SYMBOLS
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors, trainers
 
 import chairlift
-from chairlift.loading.resolve import ModelFiles, load_tokenizer
+from chairlift.loading.model_source import GGUFSource
 from chairlift.loading.text import text_encoding
 from chairlift.loading.text.marked_text import MarkedText, join_marked, template_text
 from chairlift.loading.text.split_patterns import PRE_TOKENIZERS, PreTokenizer
@@ -100,7 +100,7 @@ def tokenizer_of(name: str) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def smollm2(smollm2_gguf: Path) -> Tokenizer:
-    return load_tokenizer(ModelFiles("gguf", smollm2_gguf, "smollm2"))
+    return GGUFSource(smollm2_gguf, "smollm2").tokenizer()
 
 
 @pytest.fixture(autouse=True)

@@ -39,7 +39,7 @@ from chairlift.engine.process.wire import (
 from chairlift.engine.served_engine import EngineFacts, ServedEngine
 from chairlift.engine.sibling_groups import unfinished_ids
 from chairlift.errors import ConfigError, EngineDeadError, EngineUnavailableError, Failure, ModelLoadError
-from chairlift.loading.resolve import load_tokenizer, resolve_model
+from chairlift.loading.resolve import resolve_model
 from chairlift.loading.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("chairlift")
@@ -88,7 +88,7 @@ class ProcessClient(EngineClient):
         super().__init__(events)
         self._config = config
         self._command = command
-        self._files = resolve_model(config.model, accept_terms=config.accept_terms)
+        self._source = resolve_model(config.model, accept_terms=config.accept_terms)
         self._in_flight = InFlightRequests()
         self._watchdog = Watchdog(watchdog_timeout)
         limit = max(watchdog_timeout, FIRST_START_SECONDS) if watchdog_timeout else 0.0
@@ -128,6 +128,7 @@ class ProcessClient(EngineClient):
         """
         try:
             tokenizer, failure = self._load_tokenizer()
+            del self._source  # It holds the open file.
             facts = wait_for_facts(self._child, self._start_watchdog)
             if failure is not None:
                 raise failure
@@ -147,7 +148,7 @@ class ProcessClient(EngineClient):
         if self._config.skip_tokenizer_init:
             return NoTokenizer(), None
         try:
-            return load_tokenizer(self._files), None
+            return self._source.tokenizer(), None
         except ModelLoadError as error:
             return NoTokenizer(), error
 

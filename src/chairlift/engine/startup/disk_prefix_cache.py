@@ -15,8 +15,6 @@ from chairlift.engine.startup.loaded_model import LoadedDecoder
 from chairlift.errors import ConfigError
 from chairlift.kernels.attention import KVCache
 from chairlift.kernels.recurrence import RecurrentState
-from chairlift.loading.gguf_file import part_paths
-from chairlift.loading.resolve import ModelFiles
 from chairlift.step_time import StepTime
 from chairlift.version import __version__
 from chairlift.worker.disk_block_store import HEADER_BYTES, DiskBlockStore
@@ -76,7 +74,7 @@ def fingerprint(config: EngineConfig, loaded: LoadedDecoder, plan: KVCachePlan) 
         "chairlift": __version__,
         "torch": f"{torch.__version__} ({torch.backends.cpu.get_cpu_capability()})",
         "model": loaded.name,
-        "files": {} if config.load_format == "dummy" else _file_digests(loaded.files),
+        "files": {} if config.load_format == "dummy" else {path.name: _sampled_digest(path) for path in loaded.files},
         "load_format": config.load_format,
         "kernels": loaded.choice.description,
         "dtype": loaded.choice.dtype,
@@ -89,18 +87,8 @@ def fingerprint(config: EngineConfig, loaded: LoadedDecoder, plan: KVCachePlan) 
     }
 
 
-def _file_digests(files: ModelFiles) -> dict[str, str]:
-    """The size and a digest of parts of each file of a model. Reading all of a large file would delay the start."""
-    folder = files.path if files.path.is_dir() else files.path.parent
-    found = (
-        part_paths(files.path)
-        if files.kind == "gguf"
-        else sorted((*folder.glob("*.safetensors"), folder / "config.json"))
-    )
-    return {path.name: _sampled_digest(path) for path in found if path.is_file()}
-
-
 def _sampled_digest(path: Path) -> str:
+    """The digest of the size and of parts of a file. Reading all of a large file would delay the start."""
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -22,16 +23,8 @@ from chairlift.kernels.kernel_memory import MemoryItem, total
 from chairlift.kernels.lora import LoraAdapters
 from chairlift.loading.file_weights import FileWeights
 from chairlift.loading.generation_config import load_sampling_defaults
-from chairlift.loading.resolve import (
-    ModelFiles,
-    close_gguf,
-    encoder_error,
-    load_config,
-    load_tokenizer,
-    matrix_formats,
-    open_weights,
-    resolve_model,
-)
+from chairlift.loading.model_source import declared_formats, encoder_error
+from chairlift.loading.resolve import resolve_model
 from chairlift.loading.text.template_check import add_turn_ends
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.declaration.model_config import ModelConfig
@@ -58,6 +51,8 @@ class LoadedModel:
 
     Attributes:
         engine_config: the configuration that it was loaded for.
+        name: its name in responses.
+        files: its files with weights, and its config.json if it is a folder.
         choice: its kernels and data types.
         tokenizer: its tokenizer, or NoTokenizer with `skip_tokenizer_init`.
         formats: the formats of the matrices in its files.
@@ -69,7 +64,8 @@ class LoadedModel:
     """
 
     engine_config: EngineConfig
-    files: ModelFiles
+    name: str
+    files: list[Path]
     config: ModelConfig
     model: DecoderModel | EncoderModel
     device: torch.device
@@ -80,10 +76,6 @@ class LoadedModel:
     pooling: PoolingConfig | None
     sampling_defaults: SamplingDefaults
     grammars: GrammarCompiler | None = None
-
-    @property
-    def name(self) -> str:
-        return self.files.name
 
     @property
     def lora(self) -> LoraAdapters | None:
@@ -165,8 +157,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
             cannot be written.
     """
     config.check_files()
-    files = resolve_model(config.model, accept_terms=config.accept_terms)
-    model_config, pooling = read_pooling(config, files, load_config(files, needs_predictor=config.needs_predictor))
+    source = resolve_model(config.model, accept_terms=config.accept_terms)
+    model_config, pooling = read_pooling(config, source, source.config(needs_predictor=config.needs_predictor))
     if config.device_type == "cuda" and not torch.cuda.is_available():
         found = f"this build of torch ({torch.__version__}) finds no CUDA device"
         raise ConfigError(f"device={config.device}: {found}; use cpu")
@@ -174,35 +166,35 @@ def load_model(config: EngineConfig) -> LoadedModel:
         # cuDNN would compile a plan for each new shape, which takes two milliseconds, and shapes change in every step.
         torch.backends.cuda.enable_cudnn_sdp(False)
     device = torch.device(config.device)
-    sampling = load_sampling_defaults(files, config.generation_config, config.override_generation_config)
+    sampling = load_sampling_defaults(source.defaults, config.generation_config, config.override_generation_config)
     choice = choose_kernels(config, model_config.dtype, is_pooling=pooling is not None)
     num_callers = set_threads(config.num_threads, choice)
     is_random = config.load_format == "dummy"
-    source = model_config, _torch_dtype(choice.dtype), device
+    declared = model_config, _torch_dtype(choice.dtype), device
     weights: FileWeights | RandomWeights
-    weights = RandomWeights(*source) if is_random else open_weights(files, *source)
-    tokenizer, grammars = NoTokenizer() if config.skip_tokenizer_init else load_tokenizer(files), None
+    weights = RandomWeights(*declared) if is_random else source.weights(*declared)
+    tokenizer, grammars = NoTokenizer() if config.skip_tokenizer_init else source.tokenizer(), None
     if isinstance(tokenizer, Tokenizer):
-        tokenizer.check_vocabulary(files.name, model_config.vocab_size)
+        tokenizer.check_vocabulary(source.name, model_config.vocab_size)
     if pooling is None and isinstance(tokenizer, Tokenizer):
-        ends = add_turn_ends(model_config.eos_token_ids, tokenizer, files.name)
+        ends = add_turn_ends(model_config.eos_token_ids, tokenizer, source.name)
         model_config, text_tokenizer = replace(model_config, eos_token_ids=ends), tokenizer
         grammars = GrammarCompiler(lambda: text_tokenizer, model_config.vocab_size, ends) if ends else None
     if pooling is not None and config.classifier_from_token is not None:
         pooling = replace(pooling, classifier_tokens=_classifier_tokens(config.classifier_from_token, tokenizer))
-    formats = matrix_formats(None if is_random else files, model_config)
+    formats = declared_formats(model_config) if is_random else source.formats(model_config)
     planned = plan_weights(model_config, choice.memory(device.type), formats)
     planned += plan_lora(model_config, config, choice.dtype)
-    _check_memory(files.name, planned, device, model_config, choice, formats)
-    model = _build(config, files, model_config, weights, choice, device, pooling, num_callers)
+    _check_memory(source.name, planned, device, model_config, choice, formats)
+    model = _build(config, source.path, model_config, weights, choice, device, pooling, num_callers)
     for note in weights.notes():
         logger.info("%s", note)
-    close_gguf()
-    _log_model(files.name, model_config, device, choice)
+    _log_model(source.name, model_config, device, choice)
     kind: type[LoadedModel] = LoadedDecoder if model_config.encoder is None else LoadedEncoder
     return kind(
         engine_config=config,
-        files=files,
+        name=source.name,
+        files=[path for path in (*source.weight_files(), source.path / "config.json") if path.is_file()],
         config=model_config,
         model=model,
         device=device,
@@ -235,7 +227,7 @@ def load_decoder(config: EngineConfig) -> LoadedDecoder:
 
 def _build(
     config: EngineConfig,
-    files: ModelFiles,
+    path: Path,
     model_config: ModelConfig,
     weights: FileWeights | RandomWeights,
     choice: KernelChoice,
@@ -274,7 +266,7 @@ def _build(
     if names := weights.unused():
         shown = ", ".join(names[:MAX_NAMES_SHOWN]) + (", ..." if len(names) > MAX_NAMES_SHOWN else "")
         raise ModelLoadError(
-            f"{files.path}: {len(names)} tensors are not declared by the {model_config.architecture} architecture "
+            f"{path}: {len(names)} tensors are not declared by the {model_config.architecture} architecture "
             f"({model_config.name}): {shown}. Ignoring them would change the results: use a checkpoint without them"
         )
     return model

@@ -8,8 +8,7 @@ from typing import Final
 
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
-from chairlift.loading.pooling_config import load_pooling
-from chairlift.loading.resolve import ModelFiles
+from chairlift.loading.model_source import ModelSource
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.pooling import PoolingConfig
 
@@ -56,23 +55,25 @@ def without_options_of_all_models(config: EngineConfig, common: EngineConfig, na
 
 
 def read_pooling(
-    config: EngineConfig, files: ModelFiles, model_config: ModelConfig
+    config: EngineConfig, source: ModelSource, model_config: ModelConfig
 ) -> tuple[ModelConfig, PoolingConfig | None]:
     """The model without a head that it does not need, and its pooling, which is None if it generates text.
 
     Raises:
-        ModelLoadError: as `load_pooling`.
+        ModelLoadError: as `ModelSource.pooling`.
         ConfigError: an option does not fit the model.
     """
-    pooling = load_pooling(files, model_config)
+    pooling = source.pooling(model_config)
     if model_config.encoder is not None:
-        _check_encoder_options(config, files.name)
+        _check_encoder_options(config, source.name)
     elif config.classifier_from_token is not None:
         if pooling is not None:
-            raise ConfigError(f"classifier_from_token has no use for {files.name!r}, which computes vectors: remove it")
+            raise ConfigError(
+                f"classifier_from_token has no use for {source.name!r}, which computes vectors: remove it"
+            )
         pooling = PoolingConfig("score", "last")
     if pooling is not None and config.record_trace is not None:
-        raise ConfigError(f"record_trace records outputs, and {files.name!r} computes vectors: remove record_trace")
+        raise ConfigError(f"record_trace records outputs, and {source.name!r} computes vectors: remove record_trace")
     return (model_config if pooling is None else pooling.without_unused_head(model_config)), pooling
 
 

@@ -10,7 +10,7 @@ from chairlift.engine.startup.memory_plan import MemoryPlan, PlannedDraft, draft
 from chairlift.engine.startup.pool_plan import FREE_MEMORY_SHARE
 from chairlift.engine.startup.pooling_options import read_pooling, without_options_of_all_models
 from chairlift.kernels.kernel_memory import total
-from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
+from chairlift.loading.resolve import resolve_model
 from chairlift.system.memory_amounts import format_memory
 
 PROCESS_BYTES: Final = 256 << 20
@@ -56,18 +56,17 @@ def plan_required_memory(
         ModelLoadError: the model cannot be found or is not supported.
         ConfigError: this model cannot satisfy an option, or the budget leaves nothing for K and V.
     """
-    files = resolve_model(config.model, accept_terms=config.accept_terms)
-    model_config = load_config(files, needs_predictor=config.needs_predictor)
+    source = resolve_model(config.model, accept_terms=config.accept_terms)
+    model_config = source.config(needs_predictor=config.needs_predictor)
     if model_config.encoder is not None and common is not None:
-        config = without_options_of_all_models(config, common, files.name)
-    model_config, pooling = read_pooling(config, files, model_config)
-    formats = matrix_formats(files, model_config)
+        config = without_options_of_all_models(config, common, source.name)
+    model_config, pooling = read_pooling(config, source, model_config)
+    formats, name = source.formats(model_config), source.name
     draft = None
     if (speculative := config.speculative) is not None and speculative.model is not None:
-        draft_files = resolve_model(speculative.model, accept_terms=config.accept_terms)
-        draft_model = load_config(draft_files)
-        draft = PlannedDraft(draft_config(config, speculative), draft_model, matrix_formats(draft_files, draft_model))
-    close_gguf()
+        draft_source = resolve_model(speculative.model, accept_terms=config.accept_terms)
+        draft_model = draft_source.config()
+        draft = PlannedDraft(draft_config(config, speculative), draft_model, draft_source.formats(draft_model))
 
     def planned(config: EngineConfig) -> MemoryPlan:
         return plan_memory(
@@ -76,7 +75,7 @@ def plan_required_memory(
             formats,
             memory_bytes - PROCESS_BYTES,
             FREE_MEMORY_SHARE[config.device_type],
-            budget=f"models_memory_bytes={format_memory(memory_bytes)} for model {files.name!r}",
+            budget=f"models_memory_bytes={format_memory(memory_bytes)} for model {name!r}",
             is_pooling=pooling is not None,
             draft=draft,
         )

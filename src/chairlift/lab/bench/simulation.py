@@ -28,7 +28,8 @@ from chairlift.lab.sim.roofline import Roofline, block_copy_seconds
 from chairlift.lab.sim.simulator import SimConfig, SimResult, simulate
 from chairlift.lab.tables import constants_table, make_table, number, print_report
 from chairlift.lab.workload.request_feed import RequestFeed
-from chairlift.loading.resolve import load_decoder_config, matrix_formats, resolve_model
+from chairlift.loading.model_source import declared_formats
+from chairlift.loading.resolve import resolve_model
 from chairlift.observability.event_log import EventFile
 from chairlift.options import check_options, option
 from chairlift.step_time import RowTime, StepTime
@@ -155,10 +156,10 @@ def find_model(name: str | None, device: Device) -> ModelShape:
             MODEL_SHAPES[name], bytes_per_weight=device.bytes_per_value, bytes_per_kv_value=device.bytes_per_value
         )
     try:
-        files = resolve_model(name)
+        source = resolve_model(name)
     except ModelLoadError as error:
         raise ModelLoadError(f"{error}; or a shape: {', '.join(MODEL_SHAPES)}") from None
-    return ModelShape(files.name, load_decoder_config(files), device.bytes_per_value, device.bytes_per_value)
+    return ModelShape(source.name, source.decoder_config(), device.bytes_per_value, device.bytes_per_value)
 
 
 def sim_config(config: EngineConfig, model: ModelShape, device: Device, num_devices: int = 1) -> SimConfig:
@@ -175,7 +176,7 @@ def sim_config(config: EngineConfig, model: ModelShape, device: Device, num_devi
     memory = plan_memory(
         config,
         model_config,
-        matrix_formats(None, model_config),
+        declared_formats(model_config),
         None if is_pool_given else device.memory_bytes * num_devices,
         FREE_MEMORY_SHARE[kind],
     )

@@ -136,9 +136,9 @@ def text_tokenizer(model: str | None) -> Tokenize:
 
     @cache
     def encode() -> Callable[..., list[int]]:
-        from chairlift.loading.resolve import load_tokenizer, resolve_model
+        from chairlift.loading.resolve import resolve_model
 
-        return load_tokenizer(resolve_model(model)).encode
+        return resolve_model(model).tokenizer().encode
 
     return lambda text: encode()(text, add_special_tokens=False)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +10,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from chairlift.errors import ModelLoadError
+from chairlift.loading.json_files import read_json
 from chairlift.loading.text.chat_template import named_templates
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.loading.text.tokenizer_class import apply_tokenizer_class, tokenizer_class
@@ -65,23 +65,6 @@ def _settings(folder: Path) -> dict[str, Any]:
     if "added_tokens_decoder" in settings:
         return special | settings
     return settings | special | {"added_tokens": read_json(folder / "added_tokens.json")}
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; it is empty if there is no such file.
-
-    Raises:
-        ModelLoadError: the file cannot be read or contains no JSON object.
-    """
-    try:
-        value = json.loads(read_text(file))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{file}: cannot be read as JSON ({error}); download it again") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{file}: must contain a JSON object, got {type(value).__name__}")
-    return value
 
 
 def _text(token: Any) -> str | None:

@@ -1,0 +1,260 @@
+"""ModelSource: the files of a model, a GGUF file or a folder, and what is read from them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from chairlift.errors import ConfigError, ModelLoadError
+from chairlift.kernels.weight_formats import FLOATS
+from chairlift.loading.generation_config import FILE_NAME, read_folder_defaults, read_gguf_defaults
+from chairlift.loading.gguf_file import ROPE_FACTORS, GGUFFile, part_paths
+from chairlift.loading.json_files import read_json
+from chairlift.loading.pooling_config import load_pooling
+from chairlift.models.declaration.model_config import ModelConfig
+from chairlift.models.pooling import PoolingConfig
+from chairlift.models.quantization import quantized_module
+from chairlift.models.registry import find_gguf_architecture, get_architecture, read_gguf_config, read_hf_config
+from chairlift.sampling_params import SamplingDefaults
+
+if TYPE_CHECKING:
+    import torch
+
+    from chairlift.loading.file_weights import FileWeights
+    from chairlift.loading.text.tokenizer import Tokenizer
+
+DTYPE_FORMATS: Final = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+SAFETENSORS_FORMATS: Final = {"F16": "f16", "BF16": "bf16"}
+CONFIG: Final = "config.json"
+
+
+@dataclass(frozen=True)
+class ModelSource(ABC):
+    """The files of a model. A source holds the file that it has opened; nothing else does, except weights.
+
+    Attributes:
+        path: the GGUF file, or the first part of a split one; or the folder with config.json, or only a config.json.
+        name: the name of the model in responses.
+    """
+
+    path: Path
+    name: str
+
+    def config(self, *, needs_predictor: bool = False) -> ModelConfig:
+        """Read the configuration, without the predictor of the model unless it is needed.
+
+        Raises:
+            ModelLoadError: as `read_hf_config` and `read_gguf_config`.
+            ConfigError: the model has no predictor, and one is needed.
+        """
+        return choose_predictor(self._read_config(), self.name, needs_predictor)
+
+    def decoder_config(self, *, needs_predictor: bool = False) -> ModelConfig:
+        """As `config`, of a model with KV memory. Raises ConfigError if it is an encoder."""
+        config = self.config(needs_predictor=needs_predictor)
+        if config.encoder is not None:
+            raise encoder_error(self.name)
+        return config
+
+    def formats(self, config: ModelConfig) -> Callable[[str], str]:
+        """Return a function from the name of a parameter to its `PackedRows.format`.
+
+        A parameter that is in no file has the type of the configuration.
+
+        Raises:
+            ModelLoadError: a file cannot be read.
+        """
+        latents = (spec.latent for spec in config.attention_specs.values() if spec.latent is not None)
+        stored = ((name, part) for latent in latents for name, part in latent.stored.items())
+        transposed = {f"{name}.weight" for name, part in stored if part.is_transposed}
+        stored_format = self._stored_formats(config, DTYPE_FORMATS[config.dtype])
+
+        def matrix_format(name: str) -> str:
+            found = stored_format(name)
+            return found if name not in transposed or found in FLOATS else "f32"
+
+        return matrix_format
+
+    @abstractmethod
+    def weights(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> FileWeights:
+        """Open the weights. Raises ModelLoadError if a file is missing, damaged or not supported."""
+
+    @abstractmethod
+    def tokenizer(self) -> Tokenizer:
+        """Load the tokenizer. Raises ModelLoadError if it is missing, damaged or not supported."""
+
+    @abstractmethod
+    def defaults(self) -> SamplingDefaults:
+        """Read the sampling defaults. Raises ModelLoadError if a value is out of range."""
+
+    @abstractmethod
+    def pooling(self, config: ModelConfig) -> PoolingConfig | None:
+        """Read how the model computes vectors or scores; None if it generates text. Raises as `load_pooling`."""
+
+    @abstractmethod
+    def weight_files(self) -> list[Path]:
+        """The files with weights."""
+
+    @abstractmethod
+    def is_quantized(self, config: ModelConfig) -> bool:
+        """Whether the files may hold matrices that are not stored as floats."""
+
+    @abstractmethod
+    def _read_config(self) -> ModelConfig:
+        """Read the whole configuration."""
+
+    @abstractmethod
+    def _stored_formats(self, config: ModelConfig, default: str) -> Callable[[str], str]:
+        """As `formats`, of the matrices as they are in the files; `default` for parameters that are in none."""
+
+
+@dataclass(frozen=True)
+class GGUFSource(ModelSource):
+    """A model in a GGUF file.
+
+    Attributes:
+        packaged_defaults: the sampling defaults of a packaged model, which the metadata of the file replace.
+    """
+
+    packaged_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+
+    @cached_property
+    def file(self) -> GGUFFile:
+        """The open file. Its pages leave memory when neither this source nor weights refer to it."""
+        return GGUFFile(self.path)
+
+    def weights(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> FileWeights:
+        from chairlift.loading.gguf_weights import GGUFWeights
+
+        return GGUFWeights(self.file, config, dtype, device).checked()
+
+    def tokenizer(self) -> Tokenizer:
+        from chairlift.loading.text.gguf_tokenizer import gguf_tokenizer
+
+        return gguf_tokenizer(self.file)
+
+    def defaults(self) -> SamplingDefaults:
+        return self.packaged_defaults.updated(read_gguf_defaults(self.file.metadata, self.path))
+
+    def pooling(self, config: ModelConfig) -> None:
+        return None
+
+    def weight_files(self) -> list[Path]:
+        return part_paths(self.path)
+
+    def is_quantized(self, config: ModelConfig) -> bool:
+        return True
+
+    def _read_config(self) -> ModelConfig:
+        metadata, source = self.file.metadata, str(self.file.path)
+        find_gguf_architecture(metadata, source=source)
+        names = self.file.tensors.keys()
+        return read_gguf_config(metadata, source=source, tensor_names=names, rope_factors=self._rope_factors())
+
+    def _rope_factors(self) -> dict[str, list[float]]:
+        names = [name for name in ROPE_FACTORS if name in self.file.tensors]
+        if not names:
+            return {}
+        from chairlift.loading.gguf_weights import dequantize
+
+        return {name: [float(factor) for factor in dequantize(self.file, name).ravel()] for name in names}
+
+    def _stored_formats(self, config: ModelConfig, default: str) -> Callable[[str], str]:
+        found = {name: tensor.type.name.lower() for name, tensor in self.file.tensors.items()}
+        gguf_name = get_architecture(config).gguf_name
+        return lambda name: default if (stored := gguf_name(name)) is None else found.get(stored.name, default)
+
+
+class FolderSource(ModelSource):
+    """A model in a folder with config.json and safetensors files, or only a config.json, for random weights."""
+
+    @property
+    def config_file(self) -> Path:
+        """The config.json."""
+        return self.path if self.path.is_file() else self.path / CONFIG
+
+    def weights(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> FileWeights:
+        if self.path.is_file():
+            raise ModelLoadError(
+                f"{self.path}: a config.json contains no weights; use --load-format dummy for random ones"
+            )
+        from chairlift.loading.safetensors_weights import SafetensorsWeights
+
+        return SafetensorsWeights(self.path, config, dtype, device).checked()
+
+    def tokenizer(self) -> Tokenizer:
+        from chairlift.loading.text.hf_tokenizer import folder_tokenizer
+
+        return folder_tokenizer(self.config_file.parent)
+
+    def defaults(self) -> SamplingDefaults:
+        return read_folder_defaults(self.path)
+
+    def pooling(self, config: ModelConfig) -> PoolingConfig | None:
+        return load_pooling(self.path, config)
+
+    def weight_files(self) -> list[Path]:
+        return sorted(self.path.glob("*.safetensors"))
+
+    def is_quantized(self, config: ModelConfig) -> bool:
+        return config.quantization is not None and self.path.is_dir()
+
+    def _read_config(self) -> ModelConfig:
+        generation, file = read_json(self.path / FILE_NAME), self.config_file
+        return read_hf_config(read_json(file), source=str(file), generation_config=generation)
+
+    def _stored_formats(self, config: ModelConfig, default: str) -> Callable[[str], str]:
+        hf_names, quantization = get_architecture(config).hf_names, config.quantization
+        found = {name: each for file in self.weight_files() for name, each in _safetensors_formats(file).items()}
+        widths = {name: matrix.in_features for matrix in config.matrices for name in matrix.weight_names}
+
+        def stored_format(name: str) -> str:
+            names = [each.name for each in hf_names(name)]
+            module = quantized_module(names, found)
+            if module is None or quantization is None or (scheme := quantization.scheme(module)) is None:
+                return next((found[each] for each in names if each in found), default)
+            return scheme.packed_format(widths[name])
+
+        return stored_format
+
+
+def _safetensors_formats(file: Path) -> dict[str, str]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="np") as opened:
+            types = {name: opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ModelLoadError(
+            f"{file}: cannot be read ({error}); if it is truncated or damaged, download it again"
+        ) from error
+    return {name: SAFETENSORS_FORMATS.get(kind, "f32") for name, kind in types.items()}
+
+
+def declared_formats(config: ModelConfig) -> Callable[[str], str]:
+    """As `ModelSource.formats`, of random weights, which have the type of the configuration."""
+    declared = DTYPE_FORMATS[config.dtype]
+    return lambda name: declared
+
+
+def choose_predictor(config: ModelConfig, name: str, is_needed: bool) -> ModelConfig:
+    """The configuration without its predictor unless it is needed.
+
+    Raises:
+        ConfigError: the model has none, and it is needed.
+    """
+    if is_needed and config.predictor is None:
+        raise ConfigError(
+            f"speculative_config: method=mtp needs a layer that predicts a further token (MTP), and {name} has none: "
+            "use method=ngram, or a draft model"
+        )
+    return config if is_needed else replace(config, predictor=None)
+
+
+def encoder_error(name: str) -> ConfigError:
+    """The error that a command needs a model with KV memory."""
+    return ConfigError(f"model {name!r} is an encoder, which has no KV memory: use a decoder")
