@@ -16,6 +16,9 @@ from chairlift.kernels.weights import PackedRows, packed_tensor
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import BARE_PREFIX, StoredName
 
+MAX_NAMES_SHOWN: Final = 5
+"""Maximum number of tensor names in a message."""
+
 FLOAT_DTYPES: Final = {"f16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -144,6 +147,15 @@ class FileWeights(ABC):
         return [
             f"skipped {count} tensors {prefix}*, which the text model does not use" for prefix, count in skipped.items()
         ]
+
+    def check_all_read(self) -> None:
+        """Raise ModelLoadError if a tensor that the model needs was not read."""
+        if names := self.unused():
+            shown = ", ".join(names[:MAX_NAMES_SHOWN]) + (", ..." if len(names) > MAX_NAMES_SHOWN else "")
+            raise ModelLoadError(
+                f"{self.path}: {len(names)} tensors are not declared by the {self.config.architecture} architecture "
+                f"({self.config.name}): {shown}. Ignoring them would change the results: use a checkpoint without them"
+            )
 
     def unused(self) -> list[str]:
         """Return the file's names of the tensors that the model needs and that were not read. After a complete load

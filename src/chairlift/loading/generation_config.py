@@ -42,21 +42,18 @@ def load_sampling_defaults(
         ModelLoadError: a file cannot be read, or one of its values is out of range.
         ConfigError: the folder has no such file, or an overriding value is unknown or out of range.
     """
+    folder = Path(generation_config).expanduser()
     if generation_config == "vllm":
         found = SamplingDefaults()
     elif generation_config == "auto":
         found = model_defaults()
+    elif (folder / FILE_NAME).is_file():
+        found = read_folder_defaults(folder)
     else:
-        found = _given_defaults(Path(generation_config).expanduser())
-    return found.updated(_overriding(override or {}))
-
-
-def _given_defaults(folder: Path) -> SamplingDefaults:
-    if not (folder / FILE_NAME).is_file():
         raise ConfigError(
             f"generation_config must be auto, vllm or a folder with {FILE_NAME}; got {str(folder)!r}, which has none"
         )
-    return read_folder_defaults(folder)
+    return found.updated(_overriding(override or {}))
 
 
 def read_gguf_defaults(metadata: Mapping[str, Any], path: Path) -> SamplingDefaults:

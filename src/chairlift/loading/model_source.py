@@ -91,9 +91,9 @@ class ModelSource(ABC):
     def defaults(self) -> SamplingDefaults:
         """Read the sampling defaults. Raises ModelLoadError if a value is out of range."""
 
-    @abstractmethod
     def pooling(self, config: ModelConfig) -> PoolingConfig | None:
         """Read how the model computes vectors or scores; None if it generates text. Raises as `load_pooling`."""
+        return None
 
     @abstractmethod
     def weight_files(self) -> list[Path]:
@@ -140,9 +140,6 @@ class GGUFSource(ModelSource):
     def defaults(self) -> SamplingDefaults:
         return self.packaged_defaults.updated(read_gguf_defaults(self.file.metadata, self.path))
 
-    def pooling(self, config: ModelConfig) -> None:
-        return None
-
     def weight_files(self) -> list[Path]:
         return part_paths(self.path)
 
@@ -173,8 +170,7 @@ class FolderSource(ModelSource):
     """A model in a folder with config.json and safetensors files, or only a config.json, for random weights."""
 
     @property
-    def config_file(self) -> Path:
-        """The config.json."""
+    def _config_file(self) -> Path:
         return self.path if self.path.is_file() else self.path / CONFIG
 
     def weights(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> FileWeights:
@@ -189,7 +185,7 @@ class FolderSource(ModelSource):
     def tokenizer(self) -> Tokenizer:
         from chairlift.loading.text.hf_tokenizer import folder_tokenizer
 
-        return folder_tokenizer(self.config_file.parent)
+        return folder_tokenizer(self._config_file.parent)
 
     def defaults(self) -> SamplingDefaults:
         return read_folder_defaults(self.path)
@@ -204,7 +200,7 @@ class FolderSource(ModelSource):
         return config.quantization is not None and self.path.is_dir()
 
     def _read_config(self) -> ModelConfig:
-        generation, file = read_json(self.path / FILE_NAME), self.config_file
+        generation, file = read_json(self.path / FILE_NAME), self._config_file
         return read_hf_config(read_json(file), source=str(file), generation_config=generation)
 
     def _stored_formats(self, config: ModelConfig, default: str) -> Callable[[str], str]:

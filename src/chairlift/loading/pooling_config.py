@@ -34,11 +34,12 @@ def load_pooling(path: Path, config: ModelConfig) -> PoolingConfig | None:
     Raises:
         ModelLoadError: a module or an option is not supported.
     """
-    if config.encoder is not None and config.encoder.classifier is not None:
+    encoder = config.encoder
+    if encoder is not None and encoder.classifier is not None:
         return PoolingConfig("score", max_seq_length=_max_seq_length(path))
     modules = _read_modules(path / "modules.json")
     if not modules:
-        return None if config.encoder is None else PoolingConfig("embed", max_seq_length=_max_seq_length(path))
+        return None if encoder is None else PoolingConfig("embed", max_seq_length=_max_seq_length(path))
     pooling: PoolingType = "mean"
     normalize = False
     for kind, folder in modules:
@@ -51,15 +52,14 @@ def load_pooling(path: Path, config: ModelConfig) -> PoolingConfig | None:
                 f"{path / 'modules.json'}: has a module {kind}, which is not supported; supported are "
                 "Transformer, Pooling and Normalize"
             )
-    if config.encoder is None and pooling != "last":
+    if encoder is None and pooling != "last":
         raise ModelLoadError(
             f"{path}: pooling is {pooling!r}, and a decoder ({config.name}) supports the last token only"
         )
-    settings = read_json(path / "config_sentence_transformers.json")
-    if settings.get("default_prompt_name") is not None:
+    file = path / "config_sentence_transformers.json"
+    if (prompt := read_json(file).get("default_prompt_name")) is not None:
         raise ModelLoadError(
-            f"{path / 'config_sentence_transformers.json'}: default_prompt_name="
-            f"{settings['default_prompt_name']!r} is not supported: remove it, and write the prompt before the texts"
+            f"{file}: default_prompt_name={prompt!r} is not supported: remove it, and write the prompt before the texts"
         )
     return PoolingConfig("embed", pooling, normalize, _max_seq_length(path))
 
@@ -88,10 +88,11 @@ def _read_pooling(file: Path) -> PoolingType:
 
 def _max_seq_length(folder: Path) -> int | None:
     """The maximum number of tokens in `sentence_bert_config.json`."""
-    settings = read_json(folder / "sentence_bert_config.json")
+    file = folder / "sentence_bert_config.json"
+    settings = read_json(file)
     if settings.get("do_lower_case"):
-        raise ModelLoadError(f"{folder / 'sentence_bert_config.json'}: do_lower_case is not supported")
+        raise ModelLoadError(f"{file}: do_lower_case is not supported")
     value = settings.get("max_seq_length")
     if value is not None and (not isinstance(value, int) or value < 1):
-        raise ModelLoadError(f"{folder / 'sentence_bert_config.json'}: max_seq_length must be a number, got {value!r}")
+        raise ModelLoadError(f"{file}: max_seq_length must be a number, got {value!r}")
     return value

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
 
 import torch
 
@@ -16,14 +16,14 @@ from chairlift.engine.kv_cache_plan import KVCachePlan
 from chairlift.engine.startup.pooling_options import read_pooling
 from chairlift.engine.startup.threads import set_threads
 from chairlift.engine.startup.weight_plan import MatrixFormats, plan_lora, plan_weights
-from chairlift.errors import ConfigError, ModelLoadError
+from chairlift.errors import ConfigError
 from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.kernels.choice import KernelChoice, choose_kernels
 from chairlift.kernels.kernel_memory import MemoryItem, total
 from chairlift.kernels.lora import LoraAdapters
 from chairlift.loading.file_weights import FileWeights
 from chairlift.loading.generation_config import load_sampling_defaults
-from chairlift.loading.model_source import declared_formats, encoder_error
+from chairlift.loading.model_source import CONFIG, ModelSource, declared_formats, encoder_error
 from chairlift.loading.resolve import resolve_model
 from chairlift.loading.text.template_check import add_turn_ends
 from chairlift.loading.text.tokenizer import Tokenizer
@@ -41,12 +41,9 @@ from chairlift.worker.memory import available_memory, total_memory
 
 logger = logging.getLogger("chairlift")
 
-MAX_NAMES_SHOWN: Final = 5
-"""Maximum number of tensor names in a message."""
-
 
 @dataclass(slots=True, kw_only=True)
-class LoadedModel:
+class LoadedModel(ABC):
     """The weights of a model with its tokenizer, which engines over it share.
 
     Attributes:
@@ -67,7 +64,6 @@ class LoadedModel:
     name: str
     files: list[Path]
     config: ModelConfig
-    model: DecoderModel | EncoderModel
     device: torch.device
     choice: KernelChoice
     tokenizer: Tokenizer | NoTokenizer
@@ -76,6 +72,39 @@ class LoadedModel:
     pooling: PoolingConfig | None
     sampling_defaults: SamplingDefaults
     grammars: GrammarCompiler | None = None
+    model: DecoderModel | EncoderModel = field(init=False)
+
+    @abstractmethod
+    def read(self, weights: FileWeights | RandomWeights, num_callers: int) -> None:
+        """Build the model from its weights.
+
+        Args:
+            num_callers: number of threads that may call torch at the same time.
+        """
+
+    def check_memory(self) -> None:
+        """Raise ConfigError if the weights need more than the whole memory."""
+        num_bytes, limit = total(self.planned_weights), total_memory(self.device)
+        if num_bytes <= limit:
+            return
+        hint = "use a smaller model"
+        if self.choice.kernels == "native":
+            smaller = {option: replace(self.choice, quantization=option).memory("cpu") for option in QUANTIZATIONS}
+            sizes = {option: total(plan_weights(self.config, each, self.formats)) for option, each in smaller.items()}
+            fitting = {option: size for option, size in sizes.items() if size <= limit}
+            if (best := max(fitting, key=fitting.__getitem__, default=None)) is not None:
+                hint = f"quantization={best} takes {format_memory(fitting[best])}"
+        raise ConfigError(
+            f"model {self.name!r}: the weights take {format_memory(num_bytes)}, more than the {format_memory(limit)} "
+            f"that this process may use; {hint}"
+        )
+
+    def describe(self) -> str:
+        """A line for the log."""
+        config, choice = self.config, self.choice
+        types = "" if config.encoder else f"; activations in {choice.dtype}, K and V in {choice.kv_cache_dtype}"
+        kernels = f"kernels: {choice.description}{types}"
+        return f"{self.name} ({config.name}, {config.num_layers} layers) on {self.device}, {kernels}"
 
     @property
     def lora(self) -> LoraAdapters | None:
@@ -87,9 +116,19 @@ class LoadedModel:
 class LoadedEncoder(LoadedModel):
     """An encoder, which computes each text in one step."""
 
-    model: EncoderModel
+    model: EncoderModel = field(init=False)
     tokenizer: Tokenizer
     pooling: PoolingConfig
+
+    def read(self, weights: FileWeights | RandomWeights, num_callers: int) -> None:
+        self.model = EncoderModel(
+            self.config,
+            weights,
+            dtype=_torch_dtype(self.choice.dtype),
+            kernels=self.choice.kernels,
+            quantization=self.choice.quantization,
+            num_threads=num_callers,
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,13 +145,29 @@ class LoadedDecoder(LoadedModel):
         draft: the draft model of speculative decoding; None if no engine has needed it.
     """
 
-    model: DecoderModel
+    model: DecoderModel = field(init=False)
     kv_cache_plan: KVCachePlan | None = None
     kv_layout: KVLayout | None = None
     step_time: StepTime | None = None
     row_time: RowTime | None = None
     predictor_row_time: RowTime | None = None
     draft: LoadedDecoder | None = None
+
+    def read(self, weights: FileWeights | RandomWeights, num_callers: int) -> None:
+        self.model = build_model(
+            self.config,
+            weights,
+            dtype=_torch_dtype(self.choice.dtype),
+            device=self.device,
+            kernels=self.choice.kernels,
+            quantization=self.choice.quantization,
+            kv_cache_dtype=_torch_dtype(self.choice.kv_cache_dtype),
+            max_model_len=self.engine_config.max_model_len,
+            has_pooling=self.pooling is not None and not self.pooling.is_reranker,
+            max_loras=self.engine_config.num_loras,
+            max_lora_rank=self.engine_config.max_lora_rank,
+        )
+        weights.check_all_read()
 
     def provide_kv_cache(self, plan: KVCachePlan, layout: KVLayout) -> None:
         """Allocate KV memory and recurrent states for the plan. Existing memory is kept if it has the same layout,
@@ -159,58 +214,34 @@ def load_model(config: EngineConfig) -> LoadedModel:
     config.check_files()
     source = resolve_model(config.model, accept_terms=config.accept_terms)
     model_config, pooling = read_pooling(config, source, source.config(needs_predictor=config.needs_predictor))
-    if config.device_type == "cuda" and not torch.cuda.is_available():
-        found = f"this build of torch ({torch.__version__}) finds no CUDA device"
-        raise ConfigError(f"device={config.device}: {found}; use cpu")
-    if config.device_type == "cuda":
-        # cuDNN would compile a plan for each new shape, which takes two milliseconds, and shapes change in every step.
-        torch.backends.cuda.enable_cudnn_sdp(False)
-    device = torch.device(config.device)
-    sampling = load_sampling_defaults(source.defaults, config.generation_config, config.override_generation_config)
+    device = _find_device(config)
+    defaults = load_sampling_defaults(source.defaults, config.generation_config, config.override_generation_config)
     choice = choose_kernels(config, model_config.dtype, is_pooling=pooling is not None)
     num_callers = set_threads(config.num_threads, choice)
-    is_random = config.load_format == "dummy"
-    declared = model_config, _torch_dtype(choice.dtype), device
-    weights: FileWeights | RandomWeights
-    weights = RandomWeights(*declared) if is_random else source.weights(*declared)
-    tokenizer, grammars = NoTokenizer() if config.skip_tokenizer_init else source.tokenizer(), None
-    if isinstance(tokenizer, Tokenizer):
-        tokenizer.check_vocabulary(source.name, model_config.vocab_size)
-    if pooling is None and isinstance(tokenizer, Tokenizer):
-        ends = add_turn_ends(model_config.eos_token_ids, tokenizer, source.name)
-        model_config, text_tokenizer = replace(model_config, eos_token_ids=ends), tokenizer
-        grammars = GrammarCompiler(lambda: text_tokenizer, model_config.vocab_size, ends) if ends else None
-    if pooling is not None and config.classifier_from_token is not None:
-        pooling = replace(pooling, classifier_tokens=_classifier_tokens(config.classifier_from_token, tokenizer))
-    formats = declared_formats(model_config) if is_random else source.formats(model_config)
+    weights, formats = _open_weights(config, source, model_config, choice, device)
+    tokenizer = NoTokenizer() if config.skip_tokenizer_init else source.tokenizer()
+    model_config, pooling, grammars = _apply_tokenizer(config, source.name, tokenizer, model_config, pooling)
     planned = plan_weights(model_config, choice.memory(device.type), formats)
-    planned += plan_lora(model_config, config, choice.dtype)
-    _check_memory(source.name, planned, device, model_config, choice, formats)
-    model = _build(config, source.path, model_config, weights, choice, device, pooling, num_callers)
-    for note in weights.notes():
-        logger.info("%s", note)
-    _log_model(source.name, model_config, device, choice)
     kind: type[LoadedModel] = LoadedDecoder if model_config.encoder is None else LoadedEncoder
-    return kind(
+    loaded = kind(
         engine_config=config,
         name=source.name,
-        files=[path for path in (*source.weight_files(), source.path / "config.json") if path.is_file()],
+        files=[path for path in (*source.weight_files(), source.path / CONFIG) if path.is_file()],
         config=model_config,
-        model=model,
         device=device,
         choice=choice,
         tokenizer=tokenizer,
         formats=formats,
-        planned_weights=planned,
+        planned_weights=planned + plan_lora(model_config, config, choice.dtype),
         pooling=pooling,
-        sampling_defaults=sampling,
+        sampling_defaults=defaults,
         grammars=grammars,
     )
-
-
-def _log_model(name: str, config: ModelConfig, device: torch.device, choice: KernelChoice) -> None:
-    types = "" if config.encoder else f"; activations in {choice.dtype}, K and V in {choice.kv_cache_dtype}"
-    logger.info(f"{name} ({config.name}, {config.num_layers} layers) on {device}, kernels: {choice.description}{types}")
+    loaded.check_memory()
+    loaded.read(weights, num_callers)
+    for line in (*weights.notes(), loaded.describe()):
+        logger.info("%s", line)
+    return loaded
 
 
 def load_decoder(config: EngineConfig) -> LoadedDecoder:
@@ -225,51 +256,43 @@ def load_decoder(config: EngineConfig) -> LoadedDecoder:
     return loaded
 
 
-def _build(
-    config: EngineConfig,
-    path: Path,
-    model_config: ModelConfig,
-    weights: FileWeights | RandomWeights,
-    choice: KernelChoice,
-    device: torch.device,
-    pooling: PoolingConfig | None,
-    num_callers: int,
-) -> DecoderModel | EncoderModel:
-    """Read the weights.
+def _find_device(config: EngineConfig) -> torch.device:
+    """The device of the model. Raises ConfigError if this build of torch does not find it."""
+    if config.device_type == "cuda":
+        if not torch.cuda.is_available():
+            found = f"this build of torch ({torch.__version__}) finds no CUDA device"
+            raise ConfigError(f"device={config.device}: {found}; use cpu")
+        # cuDNN would compile a plan for each new shape, which takes two milliseconds, and shapes change in every step.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    return torch.device(config.device)
 
-    Args:
-        num_callers: number of threads that may call torch at the same time.
-    """
+
+def _open_weights(
+    config: EngineConfig, source: ModelSource, model_config: ModelConfig, choice: KernelChoice, device: torch.device
+) -> tuple[FileWeights | RandomWeights, MatrixFormats]:
     dtype = _torch_dtype(choice.dtype)
-    if model_config.encoder is not None:
-        return EncoderModel(
-            model_config,
-            weights,
-            dtype=dtype,
-            kernels=choice.kernels,
-            quantization=choice.quantization,
-            num_threads=num_callers,
-        )
-    model = build_model(
-        model_config,
-        weights,
-        dtype=dtype,
-        device=device,
-        kernels=choice.kernels,
-        quantization=choice.quantization,
-        kv_cache_dtype=_torch_dtype(choice.kv_cache_dtype),
-        max_model_len=config.max_model_len,
-        has_pooling=pooling is not None and not pooling.is_reranker,
-        max_loras=config.num_loras,
-        max_lora_rank=config.max_lora_rank,
-    )
-    if names := weights.unused():
-        shown = ", ".join(names[:MAX_NAMES_SHOWN]) + (", ..." if len(names) > MAX_NAMES_SHOWN else "")
-        raise ModelLoadError(
-            f"{path}: {len(names)} tensors are not declared by the {model_config.architecture} architecture "
-            f"({model_config.name}): {shown}. Ignoring them would change the results: use a checkpoint without them"
-        )
-    return model
+    if config.load_format == "dummy":
+        return RandomWeights(model_config, dtype, device), declared_formats(model_config)
+    return source.weights(model_config, dtype, device), source.formats(model_config)
+
+
+def _apply_tokenizer(
+    config: EngineConfig,
+    name: str,
+    tokenizer: Tokenizer | NoTokenizer,
+    model_config: ModelConfig,
+    pooling: PoolingConfig | None,
+) -> tuple[ModelConfig, PoolingConfig | None, GrammarCompiler | None]:
+    """Add the tokens that end a turn to the declaration, and the tokens of a classifier to the pooling."""
+    if isinstance(tokenizer, Tokenizer):
+        tokenizer.check_vocabulary(name, model_config.vocab_size)
+    if pooling is not None and config.classifier_from_token is not None:
+        pooling = replace(pooling, classifier_tokens=_classifier_tokens(config.classifier_from_token, tokenizer))
+    if pooling is not None or not isinstance(tokenizer, Tokenizer):
+        return model_config, pooling, None
+    ends = add_turn_ends(model_config.eos_token_ids, tokenizer, name)
+    grammars = GrammarCompiler(lambda: tokenizer, model_config.vocab_size, ends) if ends else None
+    return replace(model_config, eos_token_ids=ends), pooling, grammars
 
 
 def _classifier_tokens(texts: Sequence[str], tokenizer: Tokenizer | NoTokenizer) -> tuple[int, int]:
@@ -286,31 +309,6 @@ def _classifier_tokens(texts: Sequence[str], tokenizer: Tokenizer | NoTokenizer)
             raise ConfigError(f"classifier_from_token: {text!r} is not a token of the model's vocabulary")
         ids.append(token_id)
     return ids[0], ids[1]
-
-
-def _check_memory(
-    name: str,
-    planned: list[MemoryItem],
-    device: torch.device,
-    model_config: ModelConfig,
-    choice: KernelChoice,
-    formats: MatrixFormats,
-) -> None:
-    """Raise ConfigError if the weights need more than the whole memory."""
-    num_bytes, limit = total(planned), total_memory(device)
-    if num_bytes <= limit:
-        return
-    hint = "use a smaller model"
-    if choice.kernels == "native":
-        smaller = {option: replace(choice, quantization=option).memory("cpu") for option in QUANTIZATIONS}
-        sizes = {option: total(plan_weights(model_config, each, formats)) for option, each in smaller.items()}
-        fitting = {option: size for option, size in sizes.items() if size <= limit}
-        if (best := max(fitting, key=fitting.__getitem__, default=None)) is not None:
-            hint = f"quantization={best} takes {format_memory(fitting[best])}"
-    raise ConfigError(
-        f"model {name!r}: the weights take {format_memory(num_bytes)}, more than the {format_memory(limit)} that this "
-        f"process may use; {hint}"
-    )
 
 
 def _kv_cache_too_large(plan: KVCachePlan, why: str) -> ConfigError:

@@ -14,25 +14,12 @@ from chairlift.models.pooling import PoolingConfig
 
 logger = logging.getLogger("chairlift")
 
-ENCODER_LACKS: Final = (
-    "kv_cache_memory_bytes",
-    "num_kv_blocks",
-    "kv",
-    "kv_arena",
-    "kv_cache_dtype",
-    "enable_prefix_caching",
-    "prefix_cache_dir",
-    "prefix_cache_disk_bytes",
-    "speculative_config",
-    "lora_modules",
-    "max_loras",
-    "record_trace",
-    "preemption_mode",
-    "swap_space",
-    "length_predictor",
-    "pacing_tokens_per_second",
-    "classifier_from_token",
-)
+_OPTIONS: Final = """
+    kv_cache_memory_bytes num_kv_blocks kv kv_arena kv_cache_dtype enable_prefix_caching prefix_cache_dir
+    prefix_cache_disk_bytes speculative_config lora_modules max_loras record_trace preemption_mode swap_space
+    length_predictor pacing_tokens_per_second classifier_from_token
+"""
+ENCODER_LACKS: Final = tuple(_OPTIONS.split())
 """Options of KV memory, of generation and of adapters. An encoder has none of them."""
 
 
