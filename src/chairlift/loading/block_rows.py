@@ -15,7 +15,7 @@ from chairlift.kernels.weight_formats import FLOAT_GROUP, ORDERED
 from chairlift.kernels.weights import ByteArray, FloatArray, IntArray, PackedRows
 
 HALF_GROUP: Final = 16
-"""The inputs whose four bits are the low ones of 16 bytes; those of the next 16 inputs are the high ones."""
+"""The inputs whose four bits are the low ones of 16 bytes; the next 16 inputs have the high ones."""
 
 SIGN: Final = np.uint8(0x80)
 """The bit in which a signed integer differs from the same integer plus 128."""
@@ -27,7 +27,7 @@ MXFP4_INPUTS: Final = 32
 class BlockLayout:
     """A block: a float16 scale, a zero point in a byte or none, and the numbers of `inputs` inputs.
 
-    Without a zero point, numbers of 4 bits are stored as they are and those of 8 bits as signed integers.
+    Without a zero point, numbers of 4 bits are stored as they are, and numbers of 8 bits as signed integers.
     """
 
     bits: int
@@ -84,7 +84,7 @@ class QuantizedMatrix:
         return PackedRows(name, rows, in_features, to_floats, self.input_order)
 
     def scale_error(self) -> float:
-        """Return the error of the scales in the rows: the root of its mean square, divided by that of the scales."""
+        """Return the relative error of the scales in the rows: the ratio of the root mean squares of both."""
         if self.format not in BLOCK_LAYOUTS:
             return 0.0
         with np.errstate(over="ignore"):
@@ -181,7 +181,7 @@ def mxfp4_rows(blocks: ByteArray, scales: ByteArray) -> ByteArray:
 
     Args:
         blocks: uint8 [..., out, in / 32, 16]: E2M1 numbers of consecutive inputs, the first in the low bits of a byte.
-        scales: uint8 [..., out, in / 32]: exponents, 127 more than those of the scales.
+        scales: uint8 [..., out, in / 32]: the exponents of the scales plus 127.
 
     Returns:
         uint8 [..., out, in / 32 * 17].

@@ -36,7 +36,7 @@ def load_sampling_defaults(
     Args:
         model_defaults: reads the defaults in the files of the model.
         generation_config: `auto` calls it; `vllm` reads none; else a folder with FILE_NAME.
-        override: values that replace those of the files.
+        override: values that replace what the files contain.
 
     Raises:
         ModelLoadError: a file cannot be read, or one of its values is out of range.

@@ -121,7 +121,7 @@ class _Cursor:
 
 
 def part_paths(path: Path) -> list[Path]:
-    """Return the paths of all parts of a split model by that of one of them, or only `path` for a whole file."""
+    """Return the paths of all parts of a split model, of which `path` is one, or only `path` if it is a whole file."""
     found = SPLIT_NAME.fullmatch(path.name)
     if found is None or not 1 <= int(found[2]) <= int(found[3]):
         return [path]

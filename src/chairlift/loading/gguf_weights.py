@@ -35,7 +35,7 @@ class GGUFWeights(FileWeights):
     """
 
     def __init__(self, file: GGUFFile, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        # Layers that predict further tokens are behind those of the model.
+        # Layers that predict further tokens follow the layers of the model.
         further = file.metadata.get(f"{file.metadata['general.architecture']}.nextn_predict_layers", 0)
         numbers = range(len(config.all_layers), len(config.layers) + further)
         super().__init__(file.path, config, dtype, device, tuple(f"blk.{number}." for number in numbers))
@@ -123,7 +123,7 @@ def _check_type(file: GGUFFile, name: str) -> None:
 
 @cache
 def dequantized_types() -> frozenset[gguf.GGMLQuantizationType]:
-    """The types that the gguf package can dequantize: those of which it dequantizes one block of zeros."""
+    """The types that the gguf package can dequantize, which is found out with one block of zeros."""
     return frozenset(kind for kind, (_, num_bytes) in gguf.GGML_QUANT_SIZES.items() if _is_dequantized(kind, num_bytes))
 
 

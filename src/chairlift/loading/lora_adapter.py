@@ -143,10 +143,10 @@ def _read_config(folder: Path) -> _AdapterConfig:
 
 
 def _matcher(path: Path, values: Mapping[str, T] | None, default: T, num_modules: int) -> Callable[[str], T]:
-    """Return the value of a module: that of the first pattern that matches the end of its name, or the default.
+    """Return a function that finds the first pattern that matches the end of a module's name, and returns its value, or
+    else the default.
 
-    Patterns are regular expressions of the file. Their cost is limited, because requests wait
-    meanwhile.
+    Patterns are regular expressions of the file. Their cost is limited, because requests wait meanwhile.
     """
     patterns = []
     cost = 0.0

@@ -60,7 +60,7 @@ class QuantizedReader:
         """Read the matrix in the format `WeightScheme.packed_format`.
 
         Raises:
-            Exception: that of `error`, if a tensor is missing, has another shape or impossible values.
+            Exception: what `error` returns, if a tensor is missing, has another shape or impossible values.
         """
         if self._scheme.is_float:
             return self._floats()

@@ -20,7 +20,7 @@ from chairlift.models.kv_layout import KVLayout
 from chairlift.worker.memory import PROMPT_LOGPROB_ROWS
 
 PREDICTOR_ROWS: Final = 6
-"""Rows of hidden_size values that the predictor of a model needs for each token, beside those of its layer."""
+"""Rows of hidden_size values that the predictor of a model needs for each token, beside the rows of its layer."""
 
 
 def plan_activations(

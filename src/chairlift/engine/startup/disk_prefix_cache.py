@@ -26,8 +26,8 @@ SAMPLE_BYTES: Final = 1 << 16
 def open_block_stores(
     config: EngineConfig, loaded: LoadedDecoder, plan: KVCachePlan, step_time: StepTime | None
 ) -> list[DiskBlockStore]:
-    """Open the stores of `config.prefix_cache_dir`: that of blocks and, if the model has recurrent layers, that of
-    checkpoints, with half of the disk space each. Without the option there are none.
+    """Open the stores in `config.prefix_cache_dir`: one for blocks and, if the model has recurrent layers, one for
+    checkpoints, each with half of the disk space. Without the option there are none.
 
     Args:
         step_time: the measured time of steps, by which blocks are computed where reading would take longer.

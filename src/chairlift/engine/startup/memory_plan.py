@@ -66,7 +66,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlannedDraft:
-    """A draft model whose memory is planned with that of a model.
+    """A draft model, whose memory is planned together with the memory of a model.
 
     Attributes:
         config: the configuration that it is loaded with.
@@ -106,7 +106,7 @@ def plan_memory(
     """Plan the memory of an engine.
 
     Args:
-        formats: the formats of the matrices in the model's file, see `loading.resolve.matrix_formats`.
+        formats: the formats of the matrices in the model's file, see `ModelSource.formats`.
         memory_bytes: memory for weights, activations, K and V together. It is required unless `config` has the size of
             the pool.
         free_share: share of the memory left by weights and activations that K and V get.

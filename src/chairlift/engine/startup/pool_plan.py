@@ -55,10 +55,10 @@ def sequence_state_bytes(config: ModelConfig) -> int:
 
 
 def plan_layout(config: EngineConfig, model_config: ModelConfig) -> KVLayout:
-    """The groups of layers that have block tables of their own.
+    """The groups of layers, each of which has a block table for every request.
 
     Reservations have one group, because they never release a slot before their request has finished. Models with
-    recurrent layers have one, because a prefix of theirs is shared only at a checkpoint. The groups do not depend on
+    recurrent layers have one, because their prefixes are shared only at a checkpoint. The groups do not depend on
     `max_model_len`, so a number of blocks is the same memory whatever its value is.
     """
     has_one_table = config.kv != "paged" or config.disable_hybrid_kv_cache_manager
@@ -93,7 +93,7 @@ class CacheSizes:
         return cls(model.max_position_embeddings, slot_bytes, layout.windows, sequence_state_bytes(model))
 
     def with_draft(self, draft: ModelConfig, kv_cache_dtype: str) -> CacheSizes:
-        """The sizes with those of a draft model."""
+        """The sizes of a model together with a draft model."""
         slot_bytes, state_bytes = kv_slot_bytes(draft, kv_cache_dtype), sequence_state_bytes(draft)
         return replace(self, draft_slot_bytes=slot_bytes, draft_state_bytes=state_bytes)
 
@@ -178,7 +178,7 @@ def default_memory_bytes(device: torch.device) -> int:
 
 
 def swap_bytes_in(config: EngineConfig, device: str) -> int:
-    """The bytes of the swap space in the memory of the device: host memory is that of the CPU."""
+    """The bytes of the swap space in the memory of the device, which is host memory if it is the CPU."""
     return config.swap_bytes if device == "cpu" else 0
 
 

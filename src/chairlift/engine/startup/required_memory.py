@@ -46,8 +46,8 @@ def plan_required_memory(
     configuration has their size.
 
     Args:
-        common: the configuration of all models of the server. An encoder does not get those of its options that have
-            no use for it.
+        common: the configuration of all models of the server. An encoder does not get its options that have no use for
+            an encoder.
 
     Returns:
         The configuration with the planned size of the pool, and the memory that it needs, which may exceed the budget.

@@ -26,7 +26,7 @@ PROBE_CONTEXT: Final = 512
 """Number of tokens before such a chunk, if the maximum length has room for them."""
 
 LONG_CONTEXT: Final = 4096
-"""Number of tokens before the chunk whose additional time is that of attention, with the same condition."""
+"""Number of tokens before the chunk whose additional time is spent in attention, with the same condition."""
 
 REPEATS: Final = 2
 """Each chunk is timed this often, and the fastest time is used, because the first run touches new memory."""

@@ -2,7 +2,7 @@
 
     memory  =  weights  +  activations  +  KV pool  =  blocks x block bytes
 
-The number of blocks is exactly that of the engine: both compute it with `plan_pool`. Requests are counted with the
+The engine has exactly the planned number of blocks: both compute it with `plan_pool`. Requests are counted with the
 KV managers of the engine.
 """
 
@@ -49,7 +49,7 @@ class PlannedModel:
     Attributes:
         name: name in the report.
         argument: the argument MODEL of `chairlift serve`.
-        formats: formats of the matrices in its file (see `loading.resolve.matrix_formats`).
+        formats: formats of the matrices in its file, see `ModelSource.formats`.
         note: a remark for the report.
     """
 
@@ -212,7 +212,7 @@ def _policy_fit(
 def _sim_config(
     model: PlannedModel, config: EngineConfig, memory: MemoryPlan, limits: SchedulerConfig, hardware: Device
 ) -> SimConfig:
-    """The planned engine. The bytes per weight and per KV value of its shape are those of the planned data types."""
+    """The planned engine. Its shape has the bytes per weight and per KV value of the planned data types."""
     num_weights = sum(matrix.num_weights for matrix in model.config.read_matrices)
     read_bytes = step_weight_bytes(model.config, memory.choice.memory(config.device_type), model.formats)
     kv_value_bytes = memory.token_bytes / model.config.kv_values_per_token

@@ -56,7 +56,7 @@ class ChatTemplate:
         """Raise RequestError if the template does not read one of these variables.
 
         Args:
-            field: the field of the request that has them, besides `documents`; "" if each is a field of its own.
+            field: the field of the request that has them, besides `documents`; "" if each is a separate field.
         """
         for name in sorted(set(names) - self.variables):
             param = name if name == "documents" else field or name

@@ -22,7 +22,7 @@ SETTINGS: Final = "tokenizer_config.json"
 
 
 def folder_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer of a folder. Its ids are those of AutoTokenizer in transformers 5.
+    """Load the tokenizer of a folder. It returns the same ids as AutoTokenizer of transformers 5.
 
     It consists of `tokenizer.json` and the optional files `tokenizer_config.json`, `special_tokens_map.json`,
     `added_tokens.json` and `chat_template.jinja`. `add_bos_token` and `add_eos_token` have no effect, as in

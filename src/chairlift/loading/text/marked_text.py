@@ -18,7 +18,7 @@ _SIMPLE_FORMAT: Final = re.compile(r"%[sd%]")
 class MarkedText(str):
     """A string with one mark for each character: template text or content.
 
-    It has no public members beyond those of `str`, so a template cannot access the marks. The functions of this module
+    It has the public members of `str` only, so a template cannot access the marks. The functions of this module
     read them.
 
     Args:

@@ -1,6 +1,6 @@
 """The prompt of Qwen3-Reranker: a decoder answers whether a document meets a query, with "yes" or "no".
 
-The texts are those of its model card (https://huggingface.co/Qwen/Qwen3-Reranker-0.6B, Apache-2.0).
+The texts are from its model card (https://huggingface.co/Qwen/Qwen3-Reranker-0.6B, Apache-2.0).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Final
 class PreTokenizer:
     """The rules by which a text is split before BPE merges.
 
-    The expressions are those of the models' original tokenizers, in the syntax of Oniguruma, the engine of
+    The original tokenizers of the models have these expressions, in the syntax of Oniguruma, the engine of
     `tokenizers`.
 
     Attributes:

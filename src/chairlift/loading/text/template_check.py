@@ -17,7 +17,7 @@ SENTINEL: Final = "qzvx"
 MAX_NAMED: Final = 5
 logger = logging.getLogger(__name__)
 
-Conversation = tuple[list[dict[str, Any]], dict[str, Any]]
+ProbeConversation = tuple[list[dict[str, Any]], dict[str, Any]]
 """Messages and further variables of a template."""
 
 
@@ -104,7 +104,7 @@ def _content_as_template(prompt: MarkedText) -> list[str]:
     return [f"content of messages counts as template text ({text[:80]!r}); report this template" for text in leaked]
 
 
-def _conversations(content: str, has_tools: bool) -> Iterator[Conversation]:
+def _conversations(content: str, has_tools: bool) -> Iterator[ProbeConversation]:
     """Yield conversations with the content in every field. A template may reject some of them."""
     system = {"role": "system", "content": content}
     user = {"role": "user", "content": content, "name": content}

@@ -61,7 +61,7 @@ def token_span(encoding: tokenizers.Encoding, index: int) -> tuple[int, int]:
 
 
 class TextCutter:
-    """Cuts texts into parts whose tokens, one after the other, are those of the whole text.
+    """Cuts texts into parts that have, one after the other, the same tokens as the whole text.
 
     Args:
         backend: the tokenizer.

@@ -43,7 +43,7 @@ class Tokenizer:
     Args:
         backend: a tokenizer of the `tokenizers` library, whose truncation and padding are switched off.
         special_tokens: role ("bos_token", "eos_token", ...) -> text. Texts that are not tokens are ignored.
-        chat_template: the source of the Jinja2 template, or those of named templates; None or nothing for no template.
+        chat_template: the source of the Jinja2 template, or the sources by name; None or nothing for no template.
     """
 
     def __init__(
@@ -141,8 +141,8 @@ class Tokenizer:
         """Encode a text, or two texts with the model's tokens between them, for a vector or a score.
 
         Args:
-            max_tokens: the end of the second text, and then that of the first one, is cut off to this number of tokens,
-                which includes the tokens that the model adds.
+            max_tokens: both texts and the tokens that the model adds have at most this number of tokens: first the
+                end of the second text is cut off, then the end of the first one.
 
         Raises:
             RequestError: as `room_for_texts`.

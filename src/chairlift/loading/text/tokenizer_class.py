@@ -1,11 +1,11 @@
-"""The tokenizer classes of transformers 5 that replace parts of `tokenizer.json` by rules of their own.
+"""The tokenizer classes of transformers 5 that replace parts of `tokenizer.json` by other rules.
 
 `AutoTokenizer` chooses a class by the names in `tokenizer_config.json` and `config.json`. Most classes use
 `tokenizer.json` as it is. Those in `tokenizer_classes.json`, which has the rules of `models/*/tokenization_*.py` in
 transformers, take vocabulary, merges and added tokens from it, and some of them the post-processor.
 
     types: model_type -> the class that transformers registers for it
-    overruling: the types whose class precedes that of `tokenizer_config.json`, which is wrong in published folders
+    overruling: the types whose class precedes the one in `tokenizer_config.json`, which is wrong in published folders
     classes: name -> model, its options, normalizer, pre-tokenizer and decoder ("$name" is a setting or special token),
         required special tokens, and the templates for one text and for two
 """
@@ -105,7 +105,7 @@ def _fill(value: Any, values: Mapping[str, Any]) -> Any:
 
 
 def steps(component: Any) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a normalizer, pre-tokenizer or decoder, including those of nested sequences."""
+    """Yield the steps of a normalizer, pre-tokenizer or decoder, also from nested sequences."""
     pending = [] if component is None else [json.loads(component.__getstate__())]
     while pending:
         step = pending.pop()

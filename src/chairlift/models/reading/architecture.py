@@ -26,7 +26,7 @@ class StoredName(NamedTuple):
 
     Attributes:
         name: the name of the tensor.
-        expert: the index of the parameter in a tensor that holds those of all experts, or None.
+        expert: the index of the parameter in a tensor that holds the parameters of all experts, or None.
         is_transposed: whether the tensor holds matrices [in, out].
         first_row, row_step: the first row of the parameter, and the distance between its rows.
         block: what these are numbers of: rows, heads of consecutive rows, or equal parts of the tensor; or "pair" for
@@ -92,8 +92,8 @@ class Architecture:
         hf_readers: the reader for each entry of `architectures` in a `config.json`.
         gguf_readers: the reader for each value of `general.architecture`.
         gguf_names: declared module name -> GGUF's module name, with "{}" in place of the numbers of layer and expert.
-            If only the declared name has an expert, the tensor holds those of all experts. A parameter whose name does
-            not end like its GGUF name has an entry of its own. Or the place of a parameter that is a part of a tensor.
+            If only the declared name has an expert, the tensor holds all experts. A parameter whose name does not end
+            like its GGUF name has a separate entry. Or the place of a parameter that is a part of a tensor.
         gguf_interleaved: the keys of `gguf_readers` whose files store the two dimensions of a rotated pair in adjacent
             rows of each query and key head.
         other_prefixes: (declared prefix, prefix that some checkpoints have in its place).

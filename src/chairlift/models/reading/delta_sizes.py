@@ -40,8 +40,8 @@ class DeltaSizes(GatedDeltaSizes):
         """Return the declaration of one layer, whose parameters begin with `prefix`, as do these names.
 
         Args:
-            inputs, convolutions: the names and widths of the matrices of the input, and of the weights that that of the
-                convolution consists of.
+            inputs, convolutions: the names and widths of the matrices of the input, and of the weights that make up the
+                convolution.
             norm: see GatedDeltaSpec.
             grouped_rows: the names of the matrices of the input whose rows are grouped by key head in files, and the
                 numbers of consecutive rows of each kind in a group.

@@ -163,7 +163,7 @@ class LlamaSizes:
         )
 
     def declare_layer(self, index: int, prefix: str | None = None) -> LayerSpec:
-        """Return the declaration of one layer, whose parameters begin with `prefix`; None for that of its index."""
+        """Return the declaration of a layer, whose parameters begin with `prefix`, or with its index if it is None."""
         prefix, names = prefix or f"model.layers.{index}", self.norms
         return LayerSpec(
             attention=self.declare_attention(f"{prefix}.self_attn", index),

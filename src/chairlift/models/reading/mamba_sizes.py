@@ -55,7 +55,7 @@ class MambaSizes(Mamba2Sizes):
 
 
 def read_mamba_sizes(fields: ConfigFields, hidden_size: int) -> MambaSizes:
-    """Read the fields of Granite 4 and of Falcon-H1, whose names begin with `mamba_`, without those of the norm."""
+    """Read the fields of Granite 4 and of Falcon-H1 whose names begin with `mamba_`, except the fields of the norm."""
     heads = fields.integer("mamba_n_heads")
     inner = fields.integer("mamba_d_ssm", fields.integer("mamba_expand", 2) * hidden_size)
     if inner % heads:

@@ -1,6 +1,6 @@
 """Readers of `quantization_config`, one for each method of quantization.
 
-The fields are those of AutoAWQ, AutoGPTQ and GPTQModel, compressed-tensors, and transformers (FineGrainedFP8Config).
+AutoAWQ, AutoGPTQ and GPTQModel, compressed-tensors, and transformers (FineGrainedFP8Config) write these fields.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def read_rope(fields: ConfigFields, default_theta: float = 10_000.0) -> RopeConf
 def read_partial_rope(fields: ConfigFields, default_theta: float, default_share: float) -> RopeConfig:
     """Read the rotary embedding of a model that rotates a share of the dimensions of a head.
 
-    The sections of models with images (`mrope_section`) are positions in a picture; those of text are all equal.
+    The sections of models with images (`mrope_section`) are positions in a picture; in text they are all equal.
     """
     if isinstance(fields, GGUFHeader):
         return read_gguf_rope(fields, is_partial=True)
@@ -60,7 +60,7 @@ def rotated_dims(fields: ConfigFields, head_dim: int, share: float) -> int | Non
 
 
 def read_layer_ropes(fields: ConfigFields, local_theta: float, theta: float) -> tuple[RopeConfig, RopeConfig]:
-    """Read the rotary embedding of layers with a sliding window, and that of the others, which alone is scaled.
+    """Read the rotary embeddings of layers with a sliding window and of the others, of which only the second is scaled.
 
     transformers 5 writes one object for each type of layer; earlier versions write `rope_theta` and `rope_scaling`.
 
@@ -79,8 +79,8 @@ def read_layer_ropes(fields: ConfigFields, local_theta: float, theta: float) -> 
 
 
 def read_proportional_rope(fields: ConfigFields, scaling: ConfigFields, head_dim: int) -> RopeConfig:
-    """Read the rotary embedding of a type of layer, which may be "proportional": the frequencies are those of the whole
-    head, and only the first pairs of dimensions are rotated."""
+    """Read the rotary embedding of a type of layer, which may be "proportional": the whole head has frequencies, and
+    only the first pairs of dimensions are rotated."""
     theta = scaling.number("rope_theta")
     if scaling.get("rope_type") != "proportional":
         return _read_scaling(fields, scaling, theta)
