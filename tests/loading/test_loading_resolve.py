@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import torch
 from huggingface_hub import errors
 from huggingface_hub.utils import filter_repo_objects
 
+import chairlift
 from chairlift.errors import ModelLoadError
 from chairlift.loading.fetch import DEFAULT_MODEL
 from chairlift.loading.model_source import FolderSource, GGUFSource
@@ -186,3 +188,9 @@ def test_large_packages_are_imported_on_first_use() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_only_resolve_model_distinguishes_a_gguf_file_from_a_folder() -> None:
+    source = Path(chairlift.__file__).parent
+    naming = {path for path in source.rglob("*.py") if re.search("GGUFSource|FolderSource", path.read_text())}
+    assert naming == {source / "loading" / "model_source.py", source / "loading" / "resolve.py"}
