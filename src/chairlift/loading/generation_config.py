@@ -57,11 +57,7 @@ def load_sampling_defaults(
 
 
 def read_gguf_defaults(metadata: Mapping[str, Any], path: Path) -> SamplingDefaults:
-    """Read the sampling defaults in the metadata of a GGUF file.
-
-    Args:
-        path: the file, for messages.
-    """
+    """Read the sampling defaults in the metadata of a GGUF file; messages name its path."""
     given = {key.removeprefix(GGUF_PREFIX): value for key, value in metadata.items() if key.startswith(GGUF_PREFIX)}
     if unsupported := sorted(given.keys() - GGUF_FIELDS.keys()):
         names = ", ".join(GGUF_PREFIX + key for key in unsupported)

@@ -45,12 +45,7 @@ class ModelSource(ABC):
     name: str
 
     def config(self, *, needs_predictor: bool = False) -> ModelConfig:
-        """Read the configuration, without the predictor of the model unless it is needed.
-
-        Raises:
-            ModelLoadError: as `read_hf_config` and `read_gguf_config`.
-            ConfigError: the model has no predictor, and one is needed.
-        """
+        """Read the configuration; raises as `read_hf_config`, `read_gguf_config` and `choose_predictor`."""
         return choose_predictor(self._read_config(), self.name, needs_predictor)
 
     def decoder_config(self, *, needs_predictor: bool = False) -> ModelConfig:
@@ -61,16 +56,11 @@ class ModelSource(ABC):
         return config
 
     def formats(self, config: ModelConfig) -> Callable[[str], str]:
-        """Return a function from the name of a parameter to its `PackedRows.format`.
-
-        A parameter that is in no file has the type of the configuration.
-
-        Raises:
-            ModelLoadError: a file cannot be read.
-        """
+        """Return a function from the name of a parameter to its `PackedRows.format`; a parameter that is in no file has
+        the type of the configuration. Raises ModelLoadError if a file cannot be read."""
         latents = (spec.latent for spec in config.attention_specs.values() if spec.latent is not None)
-        stored = ((name, part) for latent in latents for name, part in latent.stored.items())
-        transposed = {f"{name}.weight" for name, part in stored if part.is_transposed}
+        parts = (item for latent in latents for item in latent.stored.items())
+        transposed = {f"{name}.weight" for name, part in parts if part.is_transposed}
         stored_format = self._stored_formats(config, DTYPE_FORMATS[config.dtype])
 
         def matrix_format(name: str) -> str:
@@ -238,11 +228,7 @@ def declared_formats(config: ModelConfig) -> Callable[[str], str]:
 
 
 def choose_predictor(config: ModelConfig, name: str, is_needed: bool) -> ModelConfig:
-    """The configuration without its predictor unless it is needed.
-
-    Raises:
-        ConfigError: the model has none, and it is needed.
-    """
+    """The configuration without its predictor unless it is needed. Raises ConfigError if it is, but there is none."""
     if is_needed and config.predictor is None:
         raise ConfigError(
             f"speculative_config: method=mtp needs a layer that predicts a further token (MTP), and {name} has none: "

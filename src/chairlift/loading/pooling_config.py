@@ -23,13 +23,10 @@ POOLING_NAMES: Final[dict[str, PoolingType]] = {
 
 
 def load_pooling(path: Path, config: ModelConfig) -> PoolingConfig | None:
-    """Read the settings of a model; None if it generates text.
+    """Read the settings in the folder of a model; None if it generates text. A config.json alone has none.
 
     A folder of sentence-transformers has `modules.json`. An encoder without it computes the mean of its hidden states,
     as sentence-transformers does.
-
-    Args:
-        path: the folder of the model, or only its config.json, which has no settings of pooling beside it.
 
     Raises:
         ModelLoadError: a module or an option is not supported.

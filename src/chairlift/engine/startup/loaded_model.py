@@ -76,11 +76,7 @@ class LoadedModel(ABC):
 
     @abstractmethod
     def read(self, weights: FileWeights | RandomWeights, num_callers: int) -> None:
-        """Build the model from its weights.
-
-        Args:
-            num_callers: number of threads that may call torch at the same time.
-        """
+        """Build the model from its weights; `num_callers` threads may call torch at the same time."""
 
     def check_memory(self) -> None:
         """Raise ConfigError if the weights need more than the whole memory."""

@@ -24,12 +24,8 @@ ENCODER_LACKS: Final = tuple(_OPTIONS.split())
 
 
 def without_options_of_all_models(config: EngineConfig, common: EngineConfig, name: str) -> EngineConfig:
-    """Reset the options in ENCODER_LACKS that the configuration of an encoder has from all models of the server.
-
-    Args:
-        common: the configuration of all models.
-        name: the encoder, for the log.
-    """
+    """Reset the options in ENCODER_LACKS that an encoder has from `common`, the configuration of all models of the
+    server."""
     defaults = EngineConfig()
     unused = {
         option: getattr(defaults, option)
