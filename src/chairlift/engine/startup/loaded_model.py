@@ -75,7 +75,7 @@ class LoadedModel(ABC):
     model: DecoderModel | EncoderModel = field(init=False)
 
     @abstractmethod
-    def read(self, weights: FileWeights | RandomWeights, num_callers: int) -> None:
+    def read_weights(self, weights: FileWeights | RandomWeights, num_callers: int) -> None:
         """Build the model from its weights; `num_callers` threads may call torch at the same time."""
 
     def check_memory(self) -> None:
@@ -116,7 +116,7 @@ class LoadedEncoder(LoadedModel):
     tokenizer: Tokenizer
     pooling: PoolingConfig
 
-    def read(self, weights: FileWeights | RandomWeights, num_callers: int) -> None:
+    def read_weights(self, weights: FileWeights | RandomWeights, num_callers: int) -> None:
         self.model = EncoderModel(
             self.config,
             weights,
@@ -149,7 +149,7 @@ class LoadedDecoder(LoadedModel):
     predictor_row_time: RowTime | None = None
     draft: LoadedDecoder | None = None
 
-    def read(self, weights: FileWeights | RandomWeights, num_callers: int) -> None:
+    def read_weights(self, weights: FileWeights | RandomWeights, num_callers: int) -> None:
         self.model = build_model(
             self.config,
             weights,
@@ -234,7 +234,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         grammars=grammars,
     )
     loaded.check_memory()
-    loaded.read(weights, num_callers)
+    loaded.read_weights(weights, num_callers)
     for line in (*weights.notes(), loaded.describe()):
         logger.info("%s", line)
     return loaded
