@@ -78,17 +78,16 @@ class EndpointCaller:
     async def _respond(self, endpoint: Endpoint[Any], request: Request, call: Call, permit: Permit) -> Response:
         num_bytes = len(await request.body())
         body = await self._parse(endpoint.body, request, call)
-        with await self._manager.lease(endpoint.id_prefix, body, call) as lease:
-            with body.errors_with_own_names():
-                if num_bytes <= SHORT_BODY:
-                    plan = endpoint.plan(lease.service.planner, body)
-                else:
-                    run = partial(self._run_large, is_next=True) if num_bytes >= LARGE_BODY else lease.service.run
-                    plan = await run(call.key.tenant, endpoint.plan, lease.service.planner, body)
-                body.drop_content()
-                if endpoint.call is None:
-                    return Response(plan, media_type="application/json")
-                return await endpoint.call(call, permit, lease, body, plan).serve()
+        with await self._manager.lease(endpoint.id_prefix, body, call) as lease, body.errors_with_own_names():
+            if num_bytes <= SHORT_BODY:
+                plan = endpoint.plan(lease.service.planner, body)
+            else:
+                run = partial(self._run_large, is_next=True) if num_bytes >= LARGE_BODY else lease.service.run
+                plan = await run(call.key.tenant, endpoint.plan, lease.service.planner, body)
+            body.drop_content()
+            if endpoint.call is None:
+                return Response(plan, media_type="application/json")
+            return await endpoint.call(call, permit, lease, body, plan).serve()
 
     async def _parse(self, body_type: type[Body], request: Request, call: Call) -> Body:
         """Parse the body of a call, alternating between tenants: one large body at a time on a thread, and one small
