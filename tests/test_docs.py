@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -34,14 +34,26 @@ OF_MODELS = {
 BLOCK = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"`((?:[\w-]+/)*[\w.-]+\.(?:py|md|toml|sh|h|cpp|json))`|`((?:[\w-]+/)+)`")
 CLASS = re.compile(r"`([A-Z][a-z]+[A-Z]\w*)[`.(]")
+BENCHMARK = re.compile(r"python3? -m (benchmarks[\w.]*)(?:[^`]*`\s+at\s+commit\s+`?([0-9a-f]{8}))?")
+"""A call of a benchmark, and the commit that it is from if it has been removed since."""
+
 DEFINED = re.compile(r"^ *class (\w+)|^ *(\w+)(?:: [^=\n]+)? = |\bimport (?:\(([^)]*)\)|(.*))", re.MULTILINE)
 
-documents = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+
+def faults_of(faults: Callable[[Path], Iterable[str]], documents: Iterable[Path] = DOCUMENTS) -> list[str]:
+    """What a function finds in the documents, each fault after the name of its document."""
+    return [f"{document.relative_to(ROOT)}: {fault}" for document in documents for fault in faults(document)]
 
 
+@cache
+def text_of(document: Path) -> str:
+    return document.read_text(encoding="utf-8")
+
+
+@cache
 def prose(document: Path) -> str:
     """The text without its code blocks."""
-    return BLOCK.sub("", document.read_text(encoding="utf-8"))
+    return BLOCK.sub("", text_of(document))
 
 
 @cache
@@ -59,49 +71,58 @@ def python_names() -> set[str]:
     return {name for match in defined for part in match for name in re.findall(r"\w+", part)}
 
 
+@cache
 def anchors(document: Path) -> set[str]:
     """The anchors of the headings."""
     headings = re.findall(r"^#+ +(.*)$", prose(document), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@documents
-def test_links_lead_somewhere(document: Path) -> None:
+def broken_links(document: Path) -> Iterator[str]:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(document)):
         if re.match(r"\w+:", target):
             continue
         name, _, anchor = target.partition("#")
         linked = document.parent / name if name else document
-        assert linked.exists(), target
-        assert not anchor or anchor in anchors(linked), target
+        if not linked.exists() or (anchor and anchor not in anchors(linked)):
+            yield target
 
 
-@documents
-def test_files_are_there(document: Path) -> None:
+def test_links_lead_somewhere() -> None:
+    assert faults_of(broken_links) == []
+
+
+def missing_files(document: Path) -> Iterator[str]:
     named = {file or folder for file, folder in FILE.findall(prose(document))} - OF_MODELS
-    assert [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in paths())] == []
+    return (name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in paths()))
 
 
-@documents
-def test_classes_are_there(document: Path) -> None:
-    assert sorted(set(CLASS.findall(prose(document))) - python_names()) == []
+def test_files_are_there() -> None:
+    assert faults_of(missing_files) == []
+
+
+def test_classes_are_there() -> None:
+    assert faults_of(lambda document: sorted(set(CLASS.findall(prose(document))) - python_names())) == []
 
 
 def commands(document: Path) -> Iterator[list[str]]:
     """The calls of `chairlift` in code blocks, without pipes, redirections and comments."""
-    for block in BLOCK.findall(document.read_text(encoding="utf-8")):
+    for block in BLOCK.findall(text_of(document)):
         for line in block.replace("\\\n", " ").splitlines():
             call = re.match(r"(?:\$ )?(?:\w+=\S+ )*chairlift ([^|&>#]*)", line)
             if call is not None:
                 yield shlex.split(call[1])
 
 
-@documents
-def test_commands_take_their_options(document: Path) -> None:
+def calls_with_wrong_options(document: Path) -> Iterator[str]:
     for call in commands(document):
-        names = command_of(call)
         given = {word.strip("[]").partition("=")[0] for word in call if word.lstrip("[").startswith("--")}
-        assert given <= options_of(*names) | {"--help", "--version"}, shlex.join(call)
+        if not given <= options_of(*command_of(call)) | {"--help", "--version"}:
+            yield shlex.join(call)
+
+
+def test_commands_take_their_options() -> None:
+    assert faults_of(calls_with_wrong_options) == []
 
 
 def command_of(call: list[str]) -> list[str]:
@@ -127,15 +148,20 @@ PLACEHOLDER = re.compile(r"\[|\.\.\.|<")
 """What a call contains that shows the form of a command, such as [MODEL ...]."""
 
 
-@pytest.mark.parametrize("document", GUIDES, ids=lambda path: path.name)
-def test_commands_of_the_guide_are_parsed(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def calls_that_are_not_parsed(document: Path) -> Iterator[str]:
+    for call in [*commands(document), *quoted_commands(document)]:
+        if len(call) > 1 and not PLACEHOLDER.search(shlex.join(call)):
+            try:
+                parse(call)
+            except Exception as error:
+                yield f"{shlex.join(call)}: {error!r}"
+
+
+def test_commands_of_the_guide_are_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line parses every call of `chairlift`, in a code block or in a line of text."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "serve.yaml").write_text("")
-    quoted = re.findall(r"`chairlift ([a-z][^`]*)`", prose(document))
-    for call in [*commands(document), *map(shlex.split, quoted)]:
-        if len(call) > 1 and not PLACEHOLDER.search(shlex.join(call)):
-            parse(call)
+    assert faults_of(calls_that_are_not_parsed, GUIDES) == []
 
 
 def parse(call: list[str]) -> None:
@@ -186,15 +212,19 @@ def test_the_simulation_of_the_readme_runs() -> None:
 
 
 def test_log_lines_are_shown_only_where_they_are_compared_with_those_of_runs() -> None:
-    shown = {str(path.relative_to(ROOT)) for path in DOCUMENTS if LOG_LINE.search(path.read_text(encoding="utf-8"))}
+    shown = {str(path.relative_to(ROOT)) for path in DOCUMENTS if LOG_LINE.search(text_of(path))}
     assert shown == {*OF_THE_START, OF_FAILURES}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_benchmarks_of_documents_exist(document: Path) -> None:
-    for name in re.findall(r"python3? -m (benchmarks[\w.]*)", document.read_text(encoding="utf-8")):
+def missing_benchmarks(document: Path) -> Iterator[str]:
+    for name, commit in BENCHMARK.findall(text_of(document)):
         path = ROOT / name.rstrip(".").replace(".", "/")
-        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), name
+        if not commit and not path.with_suffix(".py").is_file() and not (path / "__main__.py").is_file():
+            yield name
+
+
+def test_benchmarks_of_documents_exist_or_have_their_commit() -> None:
+    assert faults_of(missing_benchmarks) == []
 
 
 @cache
@@ -205,9 +235,13 @@ def options() -> set[str]:
     return quoted | {name for names in all_commands() for name in options_of(*names)} | {"--help"}
 
 
-@documents
-def test_options_are_there(document: Path) -> None:
-    assert sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", prose(document))) - options()) == []
+def unknown_options(document: Path) -> list[str]:
+    text = BENCHMARK.sub(lambda call: "" if call[2] else call[0], prose(document))
+    return sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - options())
+
+
+def test_options_are_there() -> None:
+    assert faults_of(unknown_options) == []
 
 
 def test_the_architecture_names_every_package() -> None:

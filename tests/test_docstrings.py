@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 
-import pytest
-
-SOURCES = sorted((Path(__file__).parent.parent / "src" / "chairlift").rglob("*.py"))
+PACKAGE = Path(__file__).parent.parent / "src" / "chairlift"
+TREES = {
+    str(path.relative_to(PACKAGE)): ast.parse(path.read_text(encoding="utf-8"))
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+"""The modules of the package, by the name of their file."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -43,16 +46,17 @@ def described(docstring: str) -> set[str]:
     return {name for head in heads if head is not None for name in head[1].split(", ")}
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_arguments_are_parameters(source: Path) -> None:
-    found = functions(ast.parse(source.read_text(encoding="utf-8")))
-    wrong = {name: extra for name, docstring, known in found if (extra := described(docstring) - known)}
-    assert wrong == {}
+def test_arguments_are_parameters() -> None:
+    assert {
+        f"{file}: {name}": extra
+        for file, tree in TREES.items()
+        for name, docstring, known in functions(tree)
+        if (extra := described(docstring) - known)
+    } == {}
 
 
 def test_arguments_are_parsed_from_docstrings() -> None:
-    trees = (ast.parse(source.read_text(encoding="utf-8")) for source in SOURCES)
-    counts = (len(described(docstring)) for tree in trees for _, docstring, _ in functions(tree))
+    counts = (len(described(docstring)) for tree in TREES.values() for _, docstring, _ in functions(tree))
     assert any(total > 300 for total in accumulate(counts))
     assert described("Do.\n\nArgs:\n    a, b: these.\n        more: of it\n    c: that.\n\nRaises:\n    Error: d") == {
         "a",
@@ -79,13 +83,13 @@ def descriptions(docstring: str) -> Iterator[str]:
                 yield head[1]
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_docstrings_follow_one_convention(source: Path) -> None:
-    texts = list(docstrings(ast.parse(source.read_text(encoding="utf-8"))))
-    assert [text for text in texts if not re.search(r"[.:?]$", text.split("\n\n")[0].rstrip())] == []
-    found = [each for text in texts for each in descriptions(text)]
-    titles = [each for each in found if (word := re.match(r"[A-Z][a-z]+\b", each)) and word[0] not in NAMES]
-    assert titles == []
+def test_docstrings_follow_one_convention() -> None:
+    texts = [(file, text) for file, tree in TREES.items() for text in docstrings(tree)]
+    assert [(file, text) for file, text in texts if not re.search(r"[.:?]$", text.split("\n\n")[0].rstrip())] == []
+    found = [(file, each) for file, text in texts for each in descriptions(text)]
+    assert [
+        (file, each) for file, each in found if (word := re.match(r"[A-Z][a-z]+\b", each)) and word[0] not in NAMES
+    ] == []
 
 
 def test_descriptions_are_parsed_from_docstrings() -> None:
