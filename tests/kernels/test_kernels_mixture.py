@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from case_loop import loop_over
 from chairlift.kernels.activations import activation_kernel
 from chairlift.kernels.cpu import load
 from chairlift.kernels.grouped_mixture import route
@@ -74,9 +75,9 @@ LAYER_NORM = Prologue("layer_norm", torch.linspace(0.5, 2, SIZE), torch.linspace
 
 
 @pytest.mark.parametrize("kernels", KERNEL_SETS)
-@pytest.mark.parametrize("routing", ROUTINGS)
-@pytest.mark.parametrize("norm", [NO_PROLOGUE, RMS_NORM, LAYER_NORM], ids=lambda norm: norm.kind)
-@pytest.mark.parametrize(("has_bias", "activation"), [(False, "silu_and_mul"), (True, "swigluoai_and_mul")])
+@loop_over("routing", ROUTINGS)
+@loop_over("norm", [NO_PROLOGUE, RMS_NORM, LAYER_NORM])
+@loop_over(("has_bias", "activation"), [(False, "silu_and_mul"), (True, "swigluoai_and_mul")])
 def test_mixtures_equal_the_reference(
     kernels: str, routing: ExpertRouting, norm: Prologue, has_bias: bool, activation: str
 ) -> None:
@@ -90,8 +91,8 @@ def test_mixtures_equal_the_reference(
 
 
 @pytest.mark.parametrize("kernels", KERNEL_SETS)
-@pytest.mark.parametrize("routing", ROUTINGS)
-@pytest.mark.parametrize("norm", [NO_PROLOGUE, RMS_NORM], ids=lambda norm: norm.kind)
+@loop_over("routing", ROUTINGS)
+@loop_over("norm", [NO_PROLOGUE, RMS_NORM])
 def test_norms_of_routers_and_scales_of_experts(kernels: str, routing: ExpertRouting, norm: Prologue) -> None:
     options: dict[str, Any] = {"norm": norm, "router_norm": LAYER_NORM, "has_scales": True}
     fast, slow = (make_mixture(each, RandomExperts(), routing, **options) for each in (get_kernels(kernels), REFERENCE))
@@ -100,8 +101,8 @@ def test_norms_of_routers_and_scales_of_experts(kernels: str, routing: ExpertRou
 
 
 @pytest.mark.parametrize("kernels", KERNEL_SETS)
-@pytest.mark.parametrize("softmax", ["all", "chosen"])
-@pytest.mark.parametrize("has_sigmoid", [True, False])
+@loop_over("softmax", ["all", "chosen"])
+@loop_over("has_sigmoid", [True, False])
 def test_routing_by_sigmoid_with_a_bias_of_the_choice(kernels: str, softmax: Any, has_sigmoid: bool) -> None:
     routing = ExpertRouting(3, softmax, has_sigmoid=has_sigmoid, sum_eps=1e-6 if has_sigmoid else 0.0, scale=2.5)
     fast, slow, unbiased = (
@@ -114,7 +115,7 @@ def test_routing_by_sigmoid_with_a_bias_of_the_choice(kernels: str, softmax: Any
 
 
 @pytest.mark.parametrize("kernels", KERNEL_SETS)
-@pytest.mark.parametrize("has_sigmoid", [True, False])
+@loop_over("has_sigmoid", [True, False])
 def test_routing_from_some_groups_of_experts(kernels: str, has_sigmoid: bool) -> None:
     whole = ExpertRouting(2, "all", has_sigmoid=has_sigmoid)
     routing = replace(whole, num_groups=3, groups_per_token=1)
@@ -152,7 +153,7 @@ def test_a_bias_changes_the_choice_but_not_the_weights() -> None:
 
 
 @pytest.mark.parametrize("kernels", ["reference", *KERNEL_SETS])
-@pytest.mark.parametrize("width", [1, SIZE])
+@loop_over("width", [1, SIZE])
 def test_gates_multiply_by_the_sigmoid(kernels: str, width: int) -> None:
     rows, logits = torch.randn(5, SIZE), torch.randn(5, width)
     expected = rows / (1 + (-logits).exp())
@@ -173,7 +174,7 @@ def test_an_activation_without_a_native_form(kernels: str, monkeypatch: pytest.M
 
 
 @needs_native
-@pytest.mark.parametrize("weight_format", ["int8", "q8_0", "q4_0", "q4_1"])
+@loop_over("weight_format", ["int8", "q8_0", "q4_0", "q4_1"])
 def test_quantized_experts_are_close_to_the_reference(weight_format: str) -> None:
     """The router is not quantized, so both kernel sets choose the same experts."""
     fast = make_mixture(get_kernels("native", weight_format), RandomExperts(weight_format), ROUTINGS[1], norm=RMS_NORM)
@@ -194,7 +195,7 @@ def restored_threads() -> Iterator[None]:
 
 
 @needs_native
-@pytest.mark.parametrize("weight_format", [None, "int8", "q8_0", "q4_1"])
+@loop_over("weight_format", [None, "int8", "q8_0", "q4_1"])
 @pytest.mark.usefixtures("restored_threads")
 def test_rows_do_not_depend_on_other_rows_threads_or_order(weight_format: str | None) -> None:
     native = load()
@@ -214,7 +215,7 @@ def test_rows_do_not_depend_on_other_rows_threads_or_order(weight_format: str | 
             assert torch.equal(mixture(x[:9]), together[:9])
 
 
-@pytest.mark.parametrize("softmax", ["all", "chosen"])
+@loop_over("softmax", ["all", "chosen"])
 def test_routing_takes_the_largest_logits_and_of_equal_ones_the_first(softmax: Any) -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0], [0.5, 0.5, 0.5, 0.5]])
     experts, weights = route(logits, ExpertRouting(2, softmax))
@@ -225,7 +226,7 @@ def test_routing_takes_the_largest_logits_and_of_equal_ones_the_first(softmax: A
 
 
 @needs_native
-@pytest.mark.parametrize("softmax", ["all", "chosen"])
+@loop_over("softmax", ["all", "chosen"])
 def test_native_routing_chooses_the_first_of_equal_logits(softmax: Any) -> None:
     class EqualLogits(RandomExperts):
         def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:

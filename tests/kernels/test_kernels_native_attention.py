@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference_kernels as reference
+from case_loop import loop_over
 from chairlift.errors import ConfigError
 from chairlift.kernels.attention import AttentionMetadata, AttentionShape, KVCache, QKNorm, RotaryStep
 from chairlift.kernels.cpu import load
@@ -180,7 +181,7 @@ SHAPES = [((9, 3), 64, 16), ((4, 4), 24, 3), ((8, 2), 40, 32), ((7, 1), 80, 16),
 
 
 @with_all_kv_dtypes
-@pytest.mark.parametrize(("heads", "head_dim", "block_size"), [*SHAPES, ((6, 2), 4, 5)])
+@loop_over(("heads", "head_dim", "block_size"), [*SHAPES, ((6, 2), 4, 5)])
 def test_attention_over_shapes(heads: tuple[int, int], head_dim: int, block_size: int, kv_dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     NATIVE.set_num_threads(2)
@@ -189,22 +190,22 @@ def test_attention_over_shapes(heads: tuple[int, int], head_dim: int, block_size
 
 
 @with_all_kv_dtypes
-@pytest.mark.parametrize("window", [1, 5, 64, 100, 700, 5000])
+@loop_over("window", [1, 5, 64, 100, 700, 5000])
 def test_sliding_windows(window: int, kv_dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     check_step(make_shape((4, 2), 32, kv_dtype), Tables(300, 8), WORK, window)
 
 
 @with_all_kv_dtypes
-@pytest.mark.parametrize("soft_cap", [0.3, 50.0])
-@pytest.mark.parametrize("head_dim", [40, 256])
+@loop_over("soft_cap", [0.3, 50.0])
+@loop_over("head_dim", [40, 256])
 def test_soft_caps(soft_cap: float, head_dim: int, kv_dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     check_step(make_shape((4, 2), head_dim, kv_dtype, soft_cap), Tables(300, 8), WORK, None)
 
 
 @with_all_kv_dtypes
-@pytest.mark.parametrize(("window", "num_threads"), [(None, 1), (None, 3), (5, 2), (600, 2)])
+@loop_over(("window", "num_threads"), [(None, 1), (None, 3), (5, 2), (600, 2)])
 def test_sinks(window: int | None, num_threads: int, kv_dtype: torch.dtype) -> None:
     """The sink of a head is counted once, also where threads compute the splits of a row."""
     torch.manual_seed(0)
@@ -227,7 +228,7 @@ def test_a_negative_soft_cap_is_an_error() -> None:
 
 
 @with_all_kv_dtypes
-@pytest.mark.parametrize("rotary_dim", [2, 34, 48])
+@loop_over("rotary_dim", [2, 34, 48])
 def test_rotation_of_a_part_of_each_head(rotary_dim: int, kv_dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     check_step(make_shape((4, 2), 64, kv_dtype), Tables(300, 8), WORK, None, rope=RopeConfig(rotary_dim=rotary_dim))
@@ -250,7 +251,7 @@ def test_query_and_key_norm(kv_dtype: torch.dtype) -> None:
 
 
 @with_all_kv_dtypes
-@pytest.mark.parametrize("kv_projections", [0, 1, 2])
+@loop_over("kv_projections", [0, 1, 2])
 def test_norms_of_values_and_layers_without_projections(kv_projections: int, kv_dtype: torch.dtype) -> None:
     """Without projections of K and V the layer reads the memory of this step's tokens, which it does not write."""
     torch.manual_seed(0)
@@ -275,7 +276,7 @@ def test_tiles_round_queries_to_bfloat16(kv_dtype: torch.dtype) -> None:
     assert torch.equal(*outputs) == uses_tiles(shape)
 
 
-@pytest.mark.parametrize("num_padding", [0, 1, 5])
+@loop_over("num_padding", [0, 1, 5])
 def test_padding_reads_and_writes_nothing(num_padding: int) -> None:
     """The results of rows before their sequence are zero, and no slot changes."""
     torch.manual_seed(0)
@@ -353,7 +354,7 @@ WAYS = st.builds(
 
 
 @with_all_kv_dtypes
-@pytest.mark.parametrize(("heads", "head_dim", "window"), [((3, 1), 16, None), ((4, 2), 64, None), ((2, 2), 12, 90)])
+@loop_over(("heads", "head_dim", "window"), [((3, 1), 16, None), ((4, 2), 64, None), ((2, 2), 12, 90)])
 def test_division_threads_and_order_change_no_bit(
     heads: tuple[int, int], head_dim: int, window: int | None, kv_dtype: torch.dtype
 ) -> None:

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference_kernels as reference
+from case_loop import loop_over
 from chairlift.kernels.activations import GATED_SUFFIX, NativePrologueKind
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.formats import ROUNDED
@@ -143,8 +144,8 @@ def test_products_equal_the_reference(
         assert (error <= tolerance + 1e-6 * (1 + expected.abs())).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("in_features", [1, 7, 8, 9, 64, 100])
+@loop_over("kind", KINDS)
+@loop_over("in_features", [1, 7, 8, 9, 64, 100])
 def test_prologues_equal_the_reference(kind: NativePrologueKind, in_features: int) -> None:
     torch.manual_seed(in_features)
     prologue, x = make_prologue(kind, in_features), make_rows(11, width(kind, in_features))
@@ -165,7 +166,7 @@ def test_swigluoai_of_large_values() -> None:
     assert ours[0, 6].item() == pytest.approx(-6 * ours[0, 7].item() / 8)
 
 
-@pytest.mark.parametrize(("name", "outlier"), [("q8_0", 3000.0), ("int8", 300.0)])
+@loop_over(("name", "outlier"), [("q8_0", 3000.0), ("int8", 300.0)])
 def test_outliers_do_not_reduce_the_precision_of_other_inputs(name: str, outlier: float) -> None:
     """Without outliers, one input a thousand times larger would leave no bits for the others of its group."""
     weight, x = torch.randn(16, 64), torch.randn(1, 64)
@@ -175,7 +176,7 @@ def test_outliers_do_not_reduce_the_precision_of_other_inputs(name: str, outlier
     torch.testing.assert_close(multiply(matrix, x, Prologue("none")), exact, rtol=0, atol=0.3)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@loop_over("name", FORMATS)
 def test_zeros_give_the_bias(name: str) -> None:
     in_features = allowed_inputs(name, 40)
     matrix, bias = pack(name, torch.randn(5, in_features)), torch.randn(5)
@@ -263,7 +264,7 @@ def test_few_rows_of_bfloat16_have_the_bits_of_many(isa: str) -> None:
         assert torch.equal(torch.cat(parts), whole)
 
 
-@pytest.mark.parametrize("num_rows", [1, 3, 40, 65])
+@loop_over("num_rows", [1, 3, 40, 65])
 def test_layers_of_one_call_have_the_bits_of_their_own(isa: str, num_rows: int) -> None:
     """Inputs and outputs are parts of rows, and all but the first input are of one matrix."""
     torch.manual_seed(0)
@@ -284,16 +285,14 @@ def test_layers_of_one_call_have_the_bits_of_their_own(isa: str, num_rows: int) 
 # -- packing ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "step"), [("f32", 0.0), ("f16", 2**-11), ("bf16", 2**-8), ("q8_0", 0.6 / 127), ("int8", 0.6 / 127)]
-)
+@loop_over(("name", "step"), [("f32", 0.0), ("f16", 2**-11), ("bf16", 2**-8), ("q8_0", 0.6 / 127), ("int8", 0.6 / 127)])
 def test_packed_floats_are_rounded_to_the_format(name: str, step: float) -> None:
     weight = torch.randn(37, 70)
     error = (torch.from_numpy(pack(name, weight).unpack(0, 37)) - weight).abs()
     assert (error <= step * weight.abs().amax(1, keepdim=True)).all()
 
 
-@pytest.mark.parametrize("in_features", [1, 33, 512])
+@loop_over("in_features", [1, 33, 512])
 def test_int8_rounds_to_nearest_and_ties_to_even(in_features: int) -> None:
     weight = np.random.default_rng(0).standard_normal((37, in_features), np.float32)
     weight[1] = 0
@@ -307,7 +306,7 @@ def test_int8_rounds_to_nearest_and_ties_to_even(in_features: int) -> None:
     assert packed.tobytes() == expected.unpack(0, 37).tobytes() == (scale * numbers).tobytes()
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@loop_over("name", FORMATS)
 def test_packed_values_do_not_depend_on_the_pieces(name: str) -> None:
     """Rows are equal if packed in pieces, unpacked in other pieces, or gathered by id."""
     in_features = allowed_inputs(name, 70)
@@ -329,8 +328,8 @@ def test_packed_values_do_not_depend_on_the_pieces(name: str) -> None:
     assert np.array_equal(found, parts[ids])
 
 
-@pytest.mark.parametrize("name", sorted(GROUPED))
-@pytest.mark.parametrize("in_features", [256, 2304])
+@loop_over("name", sorted(GROUPED))
+@loop_over("in_features", [256, 2304])
 def test_blocks_keep_their_values_and_their_size(name: str, in_features: int) -> None:
     kind = gguf.GGMLQuantizationType[name.upper()]
     rows = random_blocks(kind, 19, in_features)
@@ -340,7 +339,7 @@ def test_blocks_keep_their_values_and_their_size(name: str, in_features: int) ->
     assert matrix.num_bytes <= 1.06 * rows.nbytes * 48 / 19, "19 rows are stored as 48"
 
 
-@pytest.mark.parametrize("num_rows", [1, 7, 45])
+@loop_over("num_rows", [1, 7, 45])
 def test_matrices_in_several_formats_are_multiplied_as_one(num_rows: int) -> None:
     torch.manual_seed(0)
     sizes = [100, 33, 70]
@@ -354,7 +353,7 @@ def test_matrices_in_several_formats_are_multiplied_as_one(num_rows: int) -> Non
     assert torch.equal(out, torch.cat(parts, dim=1))
 
 
-@pytest.mark.parametrize("name", sorted(GROUPED.keys() - {"mxfp4"}))
+@loop_over("name", sorted(GROUPED.keys() - {"mxfp4"}))
 def test_scales_that_are_not_finite_damage_only_their_output(name: str) -> None:
     kind = gguf.GGMLQuantizationType[name.upper()]
     matrix, rows = NATIVE.PackedMatrix(name, 2, 256), random_blocks(kind, 2, 256)
@@ -367,8 +366,8 @@ def test_scales_that_are_not_finite_damage_only_their_output(name: str) -> None:
     assert torch.allclose(out[:, 0], torch.tensor(expected), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", [*ZERO_POINTS, "int8", "f8_e4m3"])
-@pytest.mark.parametrize("in_features", [128, 384])
+@loop_over("name", [*ZERO_POINTS, "int8", "f8_e4m3"])
+@loop_over("in_features", [128, 384])
 def test_packed_rows_keep_their_values_and_their_size(name: str, in_features: int) -> None:
     if name == "int8":
         scales = np.random.default_rng(0).uniform(-1, 1, (48, 1)).astype(np.float32).view(np.uint8)
@@ -389,8 +388,8 @@ def ordered_matrix(order: list[int], name: str = "f32", out_features: int = 4, s
     return matrix
 
 
-@pytest.mark.parametrize("num_rows", [1, 6, 45])
-@pytest.mark.parametrize("name", ["q4_0", "u4_g128", "q8_0", "f32", "f8_e4m3"])
+@loop_over("num_rows", [1, 6, 45])
+@loop_over("name", ["q4_0", "u4_g128", "q8_0", "f32", "f8_e4m3"])
 def test_inputs_are_gathered_in_the_order_of_the_matrix(name: str, num_rows: int) -> None:
     order, in_order = torch.randperm(256), list(range(256))
     plain, ordered = ordered_matrix(in_order, name, 70), ordered_matrix(order.tolist(), name, 70)
@@ -412,7 +411,7 @@ def relative(ours: torch.Tensor, expected: torch.Tensor) -> float:
 # -- errors ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("call", "message"),
     [
         (lambda: NATIVE.PackedMatrix("q1_0", 4, 4), "format must be one of q2_k, .*, f32, got 'q1_0'"),

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.recurrences import state_step
 
+from case_loop import loop_over
 from chairlift.errors import ConfigError
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.recurrence import NativeStates
@@ -131,7 +132,7 @@ def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("isa", LOOP_ISAS, indirect=True)
-@pytest.mark.parametrize("name", RECURRENCES)
+@loop_over("name", RECURRENCES)
 def test_results_and_states_are_those_of_the_reference(name: str, isa: str) -> None:
     recurrence = RECURRENCES[name]
     step = state_step([1, 7, 3, 1, 1], [0, -1, 4, 5, -1], [0, 1, 2, 6, -1], [(1, 2, 3), (3, 1, 7)])
@@ -146,7 +147,7 @@ def test_results_and_states_are_those_of_the_reference(name: str, isa: str) -> N
         assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("name", ["Qwen3.5", "Mamba-2"])
+@loop_over("name", ["Qwen3.5", "Mamba-2"])
 def test_extreme_gates(name: str) -> None:
     recurrence = RECURRENCES[name]
     rows = randn(6, in_features(recurrence))
@@ -214,7 +215,7 @@ def test_snapshots_are_the_states_of_shorter_sequences(data: st.DataObject) -> N
 # -- recordings and errors -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["LFM2", "shared keys", "groups"])
+@loop_over("name", ["LFM2", "shared keys", "groups"])
 def test_a_recording_reads_the_slots_of_the_later_step(name: str) -> None:
     native, recurrence = load(), RECURRENCES[name]
     kernel = get_kernels("native").make_recurrence(recurrence)
@@ -241,7 +242,7 @@ def test_a_step_with_a_slot_beyond_the_states() -> None:
         run(kernel, randn(1, in_features(SMALL[0])), random_state(kernel, SMALL[0]), state_step([1], [0], [NUM_SLOTS]))
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("arguments", "message"),
     [
         (([1, 1], [0, 0], [0, 1]), "slot 0 is written by one sequence, and read or written by another one"),
@@ -261,7 +262,7 @@ def test_a_convolution_that_is_too_wide() -> None:
         get_kernels("native").make_recurrence(ShortConvolution(convolution(8, 5)))
 
 
-@pytest.mark.parametrize("name", RECURRENCES)
+@loop_over("name", RECURRENCES)
 def test_the_size_of_the_copied_parameters(name: str) -> None:
     recurrence = RECURRENCES[name]
     kernel: Any = get_kernels("native").make_recurrence(recurrence)

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from case_loop import loop_over
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.kernels.kernel_set import KernelsUnavailableError
@@ -97,7 +98,7 @@ def test_argmax_equals_torch(data: st.DataObject, vocab_size: int) -> None:
     assert sample(NativeSampling(), logits, greedy) == logits.argmax(dim=1).tolist()
 
 
-@pytest.mark.parametrize("vocab_size", [1, 5, 33, 4099])
+@loop_over("vocab_size", [1, 5, 33, 4099])
 def test_argmax_of_a_tie_is_the_first(vocab_size: int) -> None:
     masked = torch.full((1, vocab_size), -torch.inf)
     assert sample(NativeSampling(), masked, parameters(1, is_random=0)) == [0]
@@ -139,7 +140,7 @@ def test_rows_without_a_distribution_end_as_in_torch(
         assert sample(NativeSampling(), logits, parameters(1, **values)) == expected
 
 
-@pytest.mark.parametrize("uniform_is", ["lowest", "highest"])
+@loop_over("uniform_is", ["lowest", "highest"])
 def test_the_first_and_the_last_token_of_a_distribution_are_drawn(uniform_is: str) -> None:
     """The smallest and the largest uniform number of many positions fall on tokens that have weight."""
     vocab_size = 300

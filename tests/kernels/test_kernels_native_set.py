@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from case_loop import loop_over
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.kernels import choice
@@ -76,7 +77,7 @@ def native() -> Kernels:
 # -- formats ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("found", "expected"),
     [
         (["q4_1"], [("q4_1", 8)]),
@@ -117,7 +118,7 @@ def test_planned_bytes_equal_those_of_the_extension(name: str, out_features: int
 
 
 @needs_native
-@pytest.mark.parametrize(
+@loop_over(
     ("kind", "target", "bound"),
     [
         (Q.Q4_1, "q8_0", 6e-3),
@@ -125,7 +126,6 @@ def test_planned_bytes_equal_those_of_the_extension(name: str, out_features: int
         (Q.Q8_0, "int8", 2e-2),
         (Q.Q8_0, "f32", 0.0),
     ],
-    ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_the_error_of_repacking(kind: gguf.GGMLQuantizationType, target: str, bound: float) -> None:
     part = blocks(kind, 37, 512)
@@ -143,8 +143,8 @@ def test_the_error_of_repacking(kind: gguf.GGMLQuantizationType, target: str, bo
 
 
 @needs_native
-@pytest.mark.parametrize("target", ROUNDED)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@loop_over("target", ROUNDED)
+@loop_over("dtype", [torch.bfloat16, torch.float16])
 def test_half_floats_are_repacked_as_their_floats(
     dtype: torch.dtype, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +181,7 @@ def test_a_fused_product_is_the_concatenation_of_its_parts(native: Kernels) -> N
 
 
 @needs_native
-@pytest.mark.parametrize("kind", ["f32", "int8"])
+@loop_over("kind", ["f32", "int8"])
 def test_a_tied_head_multiplies_by_the_embedding_table(kind: str) -> None:
     native = get_kernels("native", None if kind == "f32" else kind)
     weights = Matrices(embed=packed_tensor(torch.randn(40, 24)))
@@ -230,10 +230,10 @@ def test_sums_use_the_memory_of_the_residual_and_other_results_a_shared_buffer(n
 
 
 @needs_native
-@pytest.mark.parametrize("kernels", ["torch", "native"])
-@pytest.mark.parametrize("after", ["none", "rms_norm", "layer_norm"])
-@pytest.mark.parametrize("of_sum", ["none", "rms_norm", "layer_norm"])
-@pytest.mark.parametrize("num_rows", [1, 8, 9, 70])
+@loop_over("kernels", ["torch", "native"])
+@loop_over("after", ["none", "rms_norm", "layer_norm"])
+@loop_over("of_sum", ["none", "rms_norm", "layer_norm"])
+@loop_over("num_rows", [1, 8, 9, 70])
 def test_residual_sums(kernels: str, after: str, of_sum: str, num_rows: int) -> None:
     torch.manual_seed(0)
     vectors = torch.randn(4, 37)
@@ -330,7 +330,7 @@ def test_without_the_extension_torch_is_used_with_one_warning(
             choose_kernels(EngineConfig(**options), "float32")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("options", "message"),
     [
         ({"kernels": "native", "device": "cuda"}, "kernels=native cannot be .* device=cuda"),

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.recurrences import KINDS, compute_alone, random_recurrence, slot_values, state_step
 
+from case_loop import loop_over
 from chairlift.kernels.kernel_set import get_kernels
 from chairlift.kernels.recurrence import (
     GatedDelta,
@@ -96,7 +97,7 @@ def mamba2(rule: Mamba2, rows: torch.Tensor) -> torch.Tensor:
     return normed * gate if rule.norm_before_gate else normed
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@loop_over("kind", KINDS)
 @pytest.mark.parametrize("name", SETS)
 def test_a_recurrence_is_its_formula(name: str, kind: str) -> None:
     recurrence, width = random_recurrence(kind)
@@ -107,7 +108,7 @@ def test_a_recurrence_is_its_formula(name: str, kind: str) -> None:
     torch.testing.assert_close(found.double(), formula(recurrence, rows.double()), rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@loop_over("kind", KINDS)
 @pytest.mark.parametrize("name", SETS[1:])
 def test_the_states_of_the_sets_agree(name: str, kind: str) -> None:
     (defined, width), (kernel, _) = (make_kernel(each, kind) for each in ("reference", name))

@@ -6,13 +6,13 @@ import math
 from dataclasses import replace
 from functools import partial
 
-import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
 import reference_kernels as reference
+from case_loop import loop_over
 from chairlift.kernels.attention import AttentionShape, KVCache
 from chairlift.kernels.interface import NO_PROLOGUE, Prologue
 from chairlift.models.declaration.attention_spec import RopeConfig
@@ -47,8 +47,8 @@ def naive_attention(
     return out
 
 
-@pytest.mark.parametrize("sinks", [None, [0.5, -2.0, 1.5, 3.0]])
-@pytest.mark.parametrize("window", [None, 1, 3, 100])
+@loop_over("sinks", [None, [0.5, -2.0, 1.5, 3.0]])
+@loop_over("window", [None, 1, 3, 100])
 def test_paged_attention_equals_plain_attention(window: int | None, sinks: list[float] | None) -> None:
     torch.manual_seed(0)
     attention, tables = shape(), Tables(num_blocks=16, block_size=4)
@@ -103,7 +103,7 @@ def test_rotary_embedding_rotates_pairs_by_their_angle() -> None:
     torch.testing.assert_close(reference.rotate(x, positions, table), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@loop_over("dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_memory_of_every_type_returns_the_written_values(dtype: torch.dtype) -> None:
     """bfloat16 rounds to 8 bits, int8 to a step of the largest value in a head over 127; a head of zeros stays zero."""
     torch.manual_seed(0)
@@ -133,7 +133,7 @@ def swigluoai(gate: torch.Tensor) -> torch.Tensor:
     return gate * torch.sigmoid(1.702 * gate)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@loop_over("dtype", [torch.float32, torch.bfloat16])
 def test_norms_and_activation(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = torch.randn(5, 24, dtype=dtype) * 5

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import reference_kernels as reference
+from case_loop import loop_over
 from chairlift.errors import ConfigError
 from chairlift.kernels import torch_ops
 from chairlift.kernels.activations import ACTIVATIONS, GATED_SUFFIX, activation_kernel
@@ -85,7 +86,7 @@ GRID = [
 """Every pair of two of the three."""
 
 
-@pytest.mark.parametrize(("head_dim", "heads", "block_size"), GRID)
+@loop_over(("head_dim", "heads", "block_size"), GRID)
 def test_attention_over_shapes(head_dim: int, heads: tuple[int, int], block_size: int) -> None:
     """Decode, prefill and chunk rows mixed, sequences ending before, at and after the border of a block."""
     torch.manual_seed(0)
@@ -96,8 +97,8 @@ def test_attention_over_shapes(head_dim: int, heads: tuple[int, int], block_size
         assert_close(out, expected)
 
 
-@pytest.mark.parametrize("tile_bytes", [1, 1 << 14, 1 << 22])
-@pytest.mark.parametrize("window", [None, 1, 5, 40, 1000])
+@loop_over("tile_bytes", [1, 1 << 14, 1 << 22])
+@loop_over("window", [None, 1, 5, 40, 1000])
 def test_attention_over_tiles_and_windows(monkeypatch: pytest.MonkeyPatch, tile_bytes: int, window: int | None) -> None:
     torch.manual_seed(0)
     monkeypatch.setitem(TILE_BYTES, "cpu", tile_bytes)
@@ -108,9 +109,9 @@ def test_attention_over_tiles_and_windows(monkeypatch: pytest.MonkeyPatch, tile_
     assert_close(out, expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("window", [None, 20])
-@pytest.mark.parametrize("kv_projections", [0, 1, 2])
+@loop_over("dtype", [torch.float32, torch.bfloat16])
+@loop_over("window", [None, 20])
+@loop_over("kv_projections", [0, 1, 2])
 def test_norms_of_values_and_layers_without_projections(
     kv_projections: int, window: int | None, dtype: torch.dtype
 ) -> None:
@@ -123,8 +124,8 @@ def test_norms_of_values_and_layers_without_projections(
     assert_close(out, expected, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("window", [None, 20])
+@loop_over("dtype", [torch.float32, torch.bfloat16])
+@loop_over("window", [None, 20])
 def test_soft_caps(dtype: torch.dtype, window: int | None) -> None:
     torch.manual_seed(0)
     shape = AttentionShape(6, 2, 32, 0.8, dtype, CPU, logits_soft_cap=2.0)
@@ -133,8 +134,8 @@ def test_soft_caps(dtype: torch.dtype, window: int | None) -> None:
     assert_close(out, expected, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (20, None), (None, 2.0)])
+@loop_over("dtype", [torch.float32, torch.bfloat16])
+@loop_over(("window", "soft_cap"), [(None, None), (20, None), (None, 2.0)])
 def test_sinks(dtype: torch.dtype, window: int | None, soft_cap: float | None) -> None:
     torch.manual_seed(0)
     shape = AttentionShape(6, 2, 32, 0.8, dtype, CPU, logits_soft_cap=soft_cap)
@@ -163,7 +164,7 @@ def test_any_step(data: st.DataObject, block_size: int, window: int | None) -> N
     assert_close(out, expected)
 
 
-@pytest.mark.parametrize("num_padding", [0, 1])
+@loop_over("num_padding", [0, 1])
 def test_padding_before_a_sequence(num_padding: int) -> None:
     """A step of rows with slot -1 only reads and writes nothing."""
     shape = AttentionShape(4, 2, 8, 0.35, torch.float32, CPU)
@@ -232,9 +233,9 @@ def prologues(size: int, dtype: torch.dtype) -> list[Prologue]:
     return [NO_PROLOGUE, *norms, *(Prologue(activation_kernel(name, name != "relu")) for name in ACTIVATIONS)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("rows", [1, 2, 16, 70])
-@pytest.mark.parametrize("with_bias", [True, False])
+@loop_over("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@loop_over("rows", [1, 2, 16, 70])
+@loop_over("with_bias", [True, False])
 def test_linear(dtype: torch.dtype, rows: int, with_bias: bool) -> None:
     torch.manual_seed(0)
     weight, residual = torch.randn(40, 24, dtype=dtype), torch.randn(rows, 40, dtype=dtype)
@@ -254,7 +255,7 @@ def test_linear_of_rows_that_are_not_contiguous() -> None:
     assert_close(TORCH.make_linear(weight, None, NO_PROLOGUE)(x[:, 2:6]), x[:, 2:6] @ weight.t())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@loop_over("dtype", [torch.float32, torch.bfloat16])
 def test_prologues(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = torch.randn(7, 32, dtype=dtype)
@@ -262,7 +263,7 @@ def test_prologues(dtype: torch.dtype) -> None:
         assert_close(torch_ops.make_prologue(prologue)(x), reference.apply_prologue(x, prologue), dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@loop_over("dtype", [torch.float32, torch.bfloat16])
 def test_rotation(dtype: torch.dtype) -> None:
     x, positions = torch.randn(3, 5, 64, dtype=dtype), torch.tensor([0, 7, 299])
     step = RotaryStep(positions, rotary_table(RopeConfig(), 64, 300, CPU))
