@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from chat_planner import planner
 
+from case_loop import loop_over
 from chairlift.errors import RequestError
 from chairlift.server.api.chat import ChatCompletionRequest
 from chairlift.server.api.messages import MessagesRequest
@@ -72,7 +73,7 @@ def turns(text: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("template", [*TEMPLATES, ONE_SYSTEM, ALTERNATING], ids=lambda name: name[:12])
-@pytest.mark.parametrize(
+@loop_over(
     "messages",
     [
         calling(CUT),
@@ -91,13 +92,12 @@ def turns(text: str) -> list[tuple[str, str]]:
         answered(content="", reasoning_content="Hm.")[:2],
         answered(content=None, tool_calls=[call(CUT)])[:2],
     ],
-    ids=lambda messages: json.dumps(messages[1])[:60],
 )
 def test_a_template_accepts_what_a_server_produced(template: str, messages: list[dict[str, Any]]) -> None:
     assert chat(template, messages)
 
 
-@pytest.mark.parametrize("text", [CUT, "[1]", "1", "null", '"a"', "{", '{"a": "\\ud83d"}', '{"a": Infinity}', "\n{]"])
+@loop_over("text", [CUT, "[1]", "1", "null", '"a"', "{", '{"a": "\\ud83d"}', '{"a": Infinity}', "\n{]"])
 def test_arguments_that_are_no_object_are_kept_as_text(text: str) -> None:
     assert parse_arguments(text) == {"INVALID_JSON": text}
     assert json.dumps({"INVALID_JSON": text}) in chat("qwen3", calling(text))
@@ -112,7 +112,7 @@ def test_arguments_reach_the_template_as_an_object() -> None:
     assert json.dumps({"INVALID_JSON": CUT}) in claude("qwen3", messages)
 
 
-@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+@loop_over("name", ["reasoning", "reasoning_content"])
 def test_reasoning_of_an_answer_has_two_names(name: str) -> None:
     assert "<think>\nHm.\n</think>\n\nWell." in chat("qwen3", answered(content="Well.", **{name: "Hm."})[:2])
     thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}], "signature": "s"}
@@ -137,8 +137,8 @@ def test_additional_fields_of_answers_are_named() -> None:
     assert plan("qwen3", ChatCompletionRequest, messages=strange).ignored == ()
 
 
-@pytest.mark.parametrize("field", ["provider_specific_fields", "reasonin", "cach_control"])
-@pytest.mark.parametrize("role", ["system", "user", "tool"])
+@loop_over("field", ["provider_specific_fields", "reasonin", "cach_control"])
+@loop_over("role", ["system", "user", "tool"])
 def test_additional_fields_of_other_messages_are_errors(role: str, field: str) -> None:
     with pytest.raises(ValueError, match=field):
         ChatCompletionRequest.model_validate(
@@ -158,7 +158,7 @@ def test_cache_breakpoints_do_not_change_a_prompt() -> None:
         assert chat("qwen3", [{**m, **mark} for m in marked], tools=[{"type": "function", **tool}]) == plain
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("content", "expected"),
     [
         ([{"type": "thinking", "thinking": "Hm.", "signature": ""}], ""),
@@ -236,14 +236,13 @@ def test_the_error_of_a_template_is_that_of_the_messages_as_given() -> None:
 LINE = "x-anthropic-billing-header: cc_version=2.1; cch=%s;"
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "system",
     [
         [{"type": "text", "text": LINE}, {"type": "text", "text": "Be brief."}],
         LINE + "\nBe brief.",
         "\n" + LINE.replace("x-a", "X-A") + "\nBe brief.",
     ],
-    ids=["blocks", "text", "capitals"],
 )
 def test_the_changing_line_of_a_client_is_no_part_of_the_prompt(system: Any) -> None:
     texts = {claude("qwen3", [USER], system=json.loads(json.dumps(system) % cch)) for cch in ("a", "b")}
