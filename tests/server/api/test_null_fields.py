@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from case_loop import loop_over
 from chairlift.server.api.models import AdapterLoad, AdapterUnload, ModelSwitch
 from chairlift.server.api.routes import ENDPOINTS
 from chairlift.server.protocol.base import RequestBody
@@ -55,7 +55,7 @@ def test_all_bodies_of_endpoints_are_tried() -> None:
     assert len(types) > 60
 
 
-@pytest.mark.parametrize("kind", sorted(set(body_types()), key=lambda kind: kind.__name__))
+@loop_over("kind", sorted(set(body_types()), key=lambda kind: kind.__name__))
 def test_null_is_the_default_of_optional_fields_only(kind: type[RequestBody]) -> None:
     optional = names(kind, is_required=False)
     assert failing_fields(kind, {name: None for name, _ in optional}).isdisjoint(name for name, _ in optional)
@@ -65,7 +65,7 @@ def test_null_is_the_default_of_optional_fields_only(kind: type[RequestBody]) ->
     assert "misspelled" in failing_fields(kind, {"misspelled": None}) or kind.model_config["extra"] == "allow"
 
 
-@pytest.mark.parametrize("path", MINIMAL)
+@loop_over("path", MINIMAL)
 def test_a_body_with_nulls_has_the_same_answer(api_server: RunningServer, path: str) -> None:
     (kind,) = (endpoint.body for endpoint in ENDPOINTS if endpoint.path == path)
     nulls = {name: None for name, _ in names(kind, is_required=False)}

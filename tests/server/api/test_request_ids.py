@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
+from case_loop import loop_over
+from chairlift.errors import RequestError
+from chairlift.server.api.routes import ENDPOINTS, parse_json
+from chairlift.server.telemetry.call_log import CallLogMiddleware
 from plain_http import NO_TLS
 from running_server import RunningServer
 from waiting import wait_for
@@ -21,65 +28,50 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/responses", {"input": "Hi", "max_output_tokens": 1}),
     ("/v1/messages", {"model": "tiny", "messages": MESSAGES, "max_tokens": 1}),
 ]
+BODIES = {endpoint.path: endpoint.body for endpoint in ENDPOINTS}
+ENDS = ("\nb", "\n", "\r", "\x1b[2J", "\x00", " b", "/b", "?b", "%41", "\u2028b")
+UNSAFE = (*(f"a{end}" for end in ENDS), "é", "x" * 129, ".", "..", "...")
+SAFE = ("story-1", "a.b_c~d", "2026-11-21T20:00:00", "x" * 128, "..a", ".-.", "k=v;(a,b)+!$&'*@")
 
 
-@pytest.mark.parametrize(("path", "body"), CALLS)
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "a\nb",
-        "a\n",
-        "a\r",
-        "a\x1b[2J",
-        "a\x00",
-        "a b",
-        "a/b",
-        "a?b",
-        "a%41",
-        "é",
-        "a\u2028b",
-        "x" * 129,
-        ".",
-        "..",
-        "...",
-    ],
-)
-def test_ids_that_are_unsafe_in_logs_or_paths_are_rejected(
-    api_server: RunningServer, path: str, body: dict[str, Any], wrong: str
-) -> None:
-    answer = httpx.post(
-        api_server.url + path,
-        content=json.dumps({**body, "request_id": wrong}),
-        headers={"Content-Type": "application/json"},
-        verify=NO_TLS,
-    )
-    assert answer.status_code == 400
-    message = answer.json()["error"]["message"]
-    assert message.startswith("request_id must ")
-    assert message.isprintable()
+def parsed_id(path: str, body: dict[str, Any], request_id: str) -> str | None:
+    return parse_json(BODIES[path], json.dumps({**body, "request_id": request_id}).encode()).request_id
 
 
-@pytest.mark.parametrize(("path", "body"), CALLS)
-def test_an_unpaired_surrogate_in_an_id_is_invalid_json(
-    api_server: RunningServer, path: str, body: dict[str, Any]
-) -> None:
+@loop_over(("path", "body"), CALLS)
+@loop_over("wrong", UNSAFE)
+def test_ids_that_are_unsafe_in_logs_or_paths_are_rejected(path: str, body: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(RequestError, match=r"^request_id must ") as caught:
+        parsed_id(path, body, wrong)
+    assert str(caught.value).isprintable()
+
+
+@loop_over(("path", "body"), CALLS)
+def test_an_unpaired_surrogate_in_an_id_is_invalid_json(path: str, body: dict[str, Any]) -> None:
     content = json.dumps({**body, "request_id": "\ud800"})
-    headers = {"Content-Type": "application/json"}
-    answer = httpx.post(api_server.url + path, content=content, headers=headers, verify=NO_TLS)
-    assert answer.status_code == 400
-    message = answer.json()["error"]["message"]
     column = content.index("\\ud800") + len('\\ud800"')
+    with pytest.raises(RequestError) as caught:
+        parsed_id(path, body, "\ud800")
+    message = str(caught.value)
     assert message == f"the request body is not valid JSON: unexpected end of hex escape at line 1 column {column}"
     assert message.isprintable()
 
 
-@pytest.mark.parametrize(
-    "chosen", ["story-1", "a.b_c~d", "2026-11-21T20:00:00", "x" * 128, "..a", ".-.", "k=v;(a,b)+!$&'*@"]
-)
-@pytest.mark.parametrize(("path", "body"), CALLS)
-def test_other_ids_are_found_in_log_and_path(
-    api_server: RunningServer, path: str, body: dict[str, Any], chosen: str
-) -> None:
+@loop_over(("path", "body"), CALLS)
+@loop_over("chosen", SAFE)
+def test_other_ids_are_accepted(path: str, body: dict[str, Any], chosen: str) -> None:
+    assert parsed_id(path, body, chosen) == chosen
+
+
+def test_an_unsafe_id_is_a_400(api_server: RunningServer) -> None:
+    path, body = CALLS[0]
+    answer = api_server.post(path, {**body, "request_id": "a\nb"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("request_id must ")
+
+
+@loop_over(("path", "body", "chosen"), [(*each, SAFE[-i]) for i, each in enumerate(CALLS, start=1)])
+def test_ids_are_found_in_log_and_path(api_server: RunningServer, path: str, body: dict[str, Any], chosen: str) -> None:
     answer = api_server.post(path, {**body, "request_id": chosen})
     assert answer.status_code == 200
     assert answer.json()["id"].endswith(chosen)
@@ -89,7 +81,7 @@ def test_other_ids_are_found_in_log_and_path(
     wait_for_line(api_server, answer.json()["id"])
 
 
-@pytest.mark.parametrize(("path", "body"), CALLS)
+@loop_over(("path", "body"), CALLS)
 def test_the_id_of_a_header_is_used_unless_the_body_has_one(
     api_server: RunningServer, path: str, body: dict[str, Any]
 ) -> None:
@@ -106,7 +98,7 @@ def test_the_id_of_a_header_is_used_unless_the_body_has_one(
     wait_for_line(api_server, ids[0])
 
 
-@pytest.mark.parametrize(("path", "body"), CALLS)
+@loop_over(("path", "body"), CALLS)
 def test_calls_in_progress_may_have_the_same_header(api_server: RunningServer, path: str, body: dict[str, Any]) -> None:
     headers = {"X-Request-Id": "of-a-mesh"}
 
@@ -143,11 +135,34 @@ def test_a_header_may_be_the_id_of_a_prompt_in_progress(api_server: RunningServe
     assert [first.result().status_code, second.result().status_code] == [200, 200]
 
 
-@pytest.mark.parametrize("given", ["a b", "a/b", "\xe9", "x" * 129, "..", ""])
-def test_an_unsafe_id_of_a_header_is_not_used(api_server: RunningServer, given: str) -> None:
-    headers = {"X-Request-Id": given.encode("latin-1")}
+def opened_id(given: str) -> str:
+    """The id of a call whose header `X-Request-Id` has a value, in the headers of its response."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await JSONResponse({})(scope, receive, send)
+
+    async def call() -> str:
+        transport = httpx.ASGITransport(CallLogMiddleware(app, lambda _call_id: [], []))
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            answer = await client.get("/v1/models", headers={"X-Request-Id": given.encode("latin-1")})
+        return answer.headers["x-request-id"]
+
+    return asyncio.run(call())
+
+
+@loop_over("given", ["a b", "a/b", "\xe9", "x" * 129, "..", ""])
+def test_an_unsafe_id_of_a_header_is_not_used(given: str) -> None:
+    assert re.fullmatch("[0-9a-f]{32}", opened_id(given))
+
+
+@loop_over("given", SAFE)
+def test_a_safe_id_of_a_header_is_used(given: str) -> None:
+    assert opened_id(given) == given
+
+
+def test_responses_and_errors_have_an_id_if_that_of_their_header_is_unsafe(api_server: RunningServer) -> None:
     for path, status in (("/v1/models", 200), ("/v1/model", 404)):
-        answer = httpx.get(api_server.url + path, headers=headers, verify=NO_TLS)
+        answer = httpx.get(api_server.url + path, headers={"X-Request-Id": "a b"}, verify=NO_TLS)
         assert answer.status_code == status
         assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
 

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from case_loop import loop_over
 from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
 from chairlift.server.access.access_options import LOOPBACK_HOSTS, AccessOptions, parse_hosts
@@ -37,7 +38,7 @@ def status_of(server: RunningServer, *lines: str) -> int:
         return int(connection.recv(65536).split()[1])
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "host",
     ["localhost", "127.0.0.1", "localhost:8000", "LOCALHOST", "api.localhost", "[::1]", "[::1]:8000", "127.0.0.1:1"],
 )
@@ -45,14 +46,14 @@ def test_names_of_the_loopback_are_allowed(server: RunningServer, host: str) -> 
     assert status_of(server, "GET /health HTTP/1.1", f"Host: {host}") == 200
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "host",
     ["rebound.example", "rebound.example:8000", "localhost.rebound.example", "notlocalhost", "127.0.0.1.example",
      "127.0.0.2", "[::2]", "192.168.0.1", "", "localhost..", ".localhost.example", "2130706433", "local host",
      "user@localhost", "localhost/", "localhost, localhost", "localhost:80x", "[::1", "::1", "localh\xf6st",
      "a" * 5000],
 )  # fmt: skip
-@pytest.mark.parametrize("path", ["/health", "/v1/models"])
+@loop_over("path", ["/health", "/v1/models"])
 def test_another_name_is_rejected(server: RunningServer, host: str, path: str) -> None:
     assert status_of(server, f"GET {path} HTTP/1.1", f"Host: {host}") == 400
 
@@ -66,7 +67,7 @@ def test_the_error_names_the_host_and_the_option(server: RunningServer) -> None:
     assert answer.headers["x-request-id"] == answer.headers["request-id"]
 
 
-@pytest.mark.parametrize("line", ["GET /health HTTP/1.1", "GET /health HTTP/1.0"])
+@loop_over("line", ["GET /health HTTP/1.1", "GET /health HTTP/1.0"])
 def test_a_request_without_a_name_is_rejected(server: RunningServer, line: str) -> None:
     assert status_of(server, line) == 400
 
@@ -82,7 +83,7 @@ def test_clients_can_connect_by_address_and_name(server: RunningServer) -> None:
     assert httpx.get(server.url.replace("127.0.0.1", "localhost") + "/health").status_code == 200
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("options", "host", "allowed"),
     [
         ({}, "127.0.0.1", LOOPBACK_HOSTS),
@@ -102,9 +103,7 @@ def test_patterns_are_spelled_as_browsers_do() -> None:
     assert parse_hosts("Example.COM, ::1 ,[0:0::2],*.Local,*") == ("example.com", "[::1]", "[::2]", "*.local", "*")
 
 
-@pytest.mark.parametrize(
-    "text", ["", " , ", "localhost:8000", "http://localhost", ".example.com", "a.*.b", "*x", "[x]"]
-)
+@loop_over("text", ["", " , ", "localhost:8000", "http://localhost", ".example.com", "a.*.b", "*x", "[x]"])
 def test_invalid_patterns_are_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match="allowed_hosts"):
         parse_hosts(text)
