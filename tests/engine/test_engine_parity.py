@@ -5,6 +5,7 @@ Everything is kept in float32. In other types the tokens are others, but the sam
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,18 +23,12 @@ from chairlift.engine.startup.pool_plan import plan_layout
 from chairlift.events import EventList, Step
 from chairlift.kernels.cpu import load
 from chairlift.models.declaration.model_config import ModelConfig
+from chairlift.models.registry import read_hf_config
 from native import needs_native
 from shared_models import shared_model
+from tiny_models import TINY_MODELS, architectures_with, make_tiny_config
 
 NEW_TOKENS = 20
-ARCHITECTURES = [
-    "llama", "llama3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma4", "gemma4_moe",
-    "gemma4_unified", "ministral3", "granite", "granite4", "granite4_h", "granite4_h_moe", "falcon_h1", "nemotron_h",
-    "nemotron_h_moe", "smollm3", "olmo2", "olmo3", "exaone4", "phi3", "mixtral", "qwen3_moe", "olmoe", "granitemoe",
-    "gpt_oss", "lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid", "ernie4_5", "deepseek_v2",
-    "deepseek_v3", "glm4_moe_lite", "opt", "arcee", "seed_oss", "cohere", "cohere2", "glm4", "glm4_moe",
-    "hunyuan",
-]  # fmt: skip
 SQUEEZES: dict[str, dict[str, Any]] = {
     "roomy": {},
     "chunked": {"max_num_batched_tokens": 7, "max_num_seqs": 6},
@@ -45,24 +40,21 @@ SQUEEZES: dict[str, dict[str, Any]] = {
 }
 HARDEST = "preempted"
 HARD = ["chunked", "small blocks", HARDEST, "preempted, cache off"]
-LAYOUTS = ["llama", "mistral", "gemma3", "gemma4", "granite4_h", "falcon_h1", "lfm2", "qwen3_5", "glm4_moe_lite"]
-"""An architecture of each layout of memory: windows, groups of layers, shared K and V, kinds of state, and latents."""
 FULLY_SQUEEZED = ["llama", "gemma4", "granite4_h"]
-WITH_TORCH = [*FULLY_SQUEEZED, "lfm2", "qwen3_5", "glm4_moe_lite"]
 
 
 def squeezed_runs() -> list[Any]:
-    """(architecture, kernels, squeeze): the hardest squeeze of every architecture, and the hard ones of every layout of
-    memory, which is all that they depend on. FULLY_SQUEEZED have the others too. The hardest is also run with torch's
-    kernels for WITH_TORCH, and on a CUDA device, if there is one, for all architectures.
+    """(architecture, kernels, squeeze): the hardest squeeze of every kind of layer, and the hard ones of every layout
+    of memory, which is all that they depend on. FULLY_SQUEEZED have the others too. The hardest is also run with
+    torch's kernels for some, and on a CUDA device, if there is one, for all of them.
 
-    `test_models_parity.py` compares whole prompts and chunks of every architecture with every kernel set.
+    `test_models_parity.py` compares prompts, chunks and decodes of every architecture with every kernel set.
     """
-    runs = []
-    for arch in ARCHITECTURES:
-        squeezes = HARD if arch in LAYOUTS else [HARDEST]
+    runs, layouts, with_torch = [], architectures_with("layout"), architectures_with("torch")
+    for arch in architectures_with("engine"):
+        squeezes = HARD if arch in layouts else [HARDEST]
         runs += [(arch, "native", squeeze) for squeeze in (SQUEEZES if arch in FULLY_SQUEEZED else squeezes)]
-        if arch in WITH_TORCH:
+        if arch in with_torch:
             runs.append((arch, "torch", HARDEST))
         if torch.cuda.is_available():
             runs.append((arch, "cuda", HARDEST))
@@ -156,6 +148,42 @@ def test_greedy_tokens_are_those_of_transformers(
         assert len(chunks) > 10
 
 
+def kinds_of(folder: Path) -> set[str]:
+    """The kinds of attention, positions, states and feed-forward layers of a model."""
+    config = read_hf_config(json.loads((folder / "config.json").read_text()), source="config.json")
+    found = {"a table of positions"} if config.positions is not None else set()
+    for layer in config.layers:
+        attention, recurrence = layer.attention, layer.recurrence
+        found |= {f"state of {type(recurrence.rule).__name__}"} if recurrence is not None else set()
+        found |= {f"layer with {attention and 'attention'}, {recurrence and 'recurrence'}, {layer.is_parallel}"}
+        found |= {"experts"} if layer.feed_forward is not None and layer.feed_forward.router is not None else set()
+        if attention is not None:
+            rope = attention.rope
+            properties = {
+                "window": attention.sliding_window,
+                "soft cap": attention.logits_soft_cap,
+                "memory of another layer": attention.kv_source is not None,
+                "sinks": attention.sinks,
+                "latent": attention.latent,
+                "rotation": rope,
+                "factors of long prompts": rope and rope.long_factors,
+                "queries scaled by position": rope and rope.query_scaling_beta,
+            }
+            found |= {f"{name}: {bool(value)}" for name, value in properties.items()}
+    return found
+
+
+def test_every_kind_of_layer_has_an_architecture(tmp_path: Path) -> None:
+    kinds = {}
+    for arch in TINY_MODELS:
+        model_class, config = make_tiny_config(arch)
+        config.architectures = [model_class.__name__]
+        config.save_pretrained(tmp_path / arch)
+        kinds[arch] = kinds_of(tmp_path / arch)
+    tested = set().union(*(kinds[arch] for arch in architectures_with("engine")))
+    assert {arch: missing for arch, found in kinds.items() if (missing := found - tested)} == {}
+
+
 FORMATS: dict[str, dict[str, Any]] = {
     "bfloat16 memory": {"kv_cache_dtype": "auto"},
     "int8": {"quantization": "int8", "kv_cache_dtype": "int8"},
@@ -181,22 +209,17 @@ def answers_with_logprobs(folder: Path, num_threads: int, **options: Any) -> lis
     ]
 
 
-INVARIANT = [
-    "gemma2", "gemma3", "gemma4", "gpt_oss", "lfm2_moe", "qwen3_5", "ministral3", "granite", "olmo3", "qwen3_5_moe",
-]  # fmt: skip
-"""Architectures with kinds of layers that `test_batch_invariance.py` does not have."""
-
-
 @needs_native
 @pytest.mark.parametrize(
-    ("arch", "formats"), [(arch, [*FORMATS][index % len(FORMATS)]) for index, arch in enumerate(INVARIANT)]
+    ("arch", "formats"), [(arch, [*FORMATS][i % len(FORMATS)]) for i, arch in enumerate(architectures_with("bits"))]
 )
 def test_logits_do_not_depend_on_batch_chunks_blocks_or_threads(
     arch: str, formats: str, tiny_model_dir: Callable[..., Path]
 ) -> None:
     """Rounding does not depend on the batch, the chunks, the block size or the number of threads.
 
-    Each format is run with the kinds of layers of two or three architectures. The tests of kernels have all formats.
+    Each format is run with the kinds of layers of two or three architectures, of those that `test_batch_invariance.py`
+    does not have. The tests of kernels have all formats.
     """
     folder = tiny_model_dir(arch)
     alone = answers_with_logprobs(folder, num_threads=1, max_num_seqs=1, **FORMATS[formats])

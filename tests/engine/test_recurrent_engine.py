@@ -29,13 +29,13 @@ from fakes import collect, make_request, run_to_end
 from kv_invariants import check_manager
 from native import needs_native
 from shared_models import shared_model
+from tiny_models import architectures_with
 
 KERNEL_SETS = ["torch", pytest.param("native", marks=needs_native)]
-ARCHITECTURES = ["granite4_h", "falcon_h1", "nemotron_h", "lfm2", "qwen3_5"]
 KINDS = ["granite4_h", "lfm2", "qwen3_5"]
 """An architecture of each kind of state."""
 
-OTHERS = ["nemotron_h_moe", "lfm2_moe", "qwen3_next", "olmo_hybrid"]
+OTHERS = ["lfm2_moe", "olmo_hybrid"]
 NEW_TOKENS = 14
 
 
@@ -77,7 +77,7 @@ def generate(
     ("arch", "kernels"),
     [
         *((arch, "torch") for arch in KINDS),
-        *(pytest.param(arch, "native", marks=needs_native) for arch in ARCHITECTURES),
+        *(pytest.param(arch, "native", marks=needs_native) for arch in architectures_with("states")),
     ],
 )
 def test_tokens_do_not_depend_on_how_requests_are_computed(
@@ -148,7 +148,7 @@ def read_state(model: DecoderModel, slot: int) -> list[torch.Tensor]:
 
 
 @needs_native
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", architectures_with("states"))
 def test_24_divisions_of_a_prompt_give_the_same_bits_of_state(arch: str, tiny_model_dir: Callable[..., Path]) -> None:
     engine = build_engine(make_config(tiny_model_dir(arch), kernels="native", max_num_batched_tokens=100))
     rng = random.Random(2)

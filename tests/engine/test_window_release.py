@@ -12,8 +12,8 @@ from chairlift import LLM, EngineConfig, SamplingParams
 from chairlift.engine.startup.factory import build_engine
 from chairlift.events import EventList, Step
 from native import needs_native
+from tiny_models import architectures_with
 
-ARCHITECTURES = ["mistral", "qwen2", "gemma2", "gemma3", "ministral3", "smollm3", "olmo3", "phi3", "mixtral", "gpt_oss"]
 PROMPT = [3 + 7 * position % 250 for position in range(120)]
 NEW_TOKENS = 20
 
@@ -43,7 +43,7 @@ def run(folder: Path, **options: Any) -> tuple[list[list[int]], int]:
     ("arch", "kernels"),
     [
         *((arch, "torch") for arch in ("mistral", "gemma3", "gpt_oss")),
-        *(pytest.param(arch, "native", marks=needs_native) for arch in ARCHITECTURES),
+        *(pytest.param(arch, "native", marks=needs_native) for arch in architectures_with("windows")),
     ],
 )
 def test_released_windows_give_the_same_tokens_in_less_memory(

@@ -14,9 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from case_loop import loop_over
 from chairlift.errors import ModelLoadError
 from chairlift.loading.resolve import resolve_model
 from chairlift.loading.safetensors_weights import INDEX, SafetensorsWeights
+from tiny_models import architectures_with
 
 CPU = torch.device("cpu")
 TinyModelDir = Callable[..., Path]
@@ -39,78 +41,13 @@ def copy(tiny_model_dir: TinyModelDir, tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-@pytest.mark.parametrize(
-    "arch",
-    [
-        "llama",
-        "mistral",
-        "qwen2",
-        "qwen3",
-        "gemma",
-        "gemma2",
-        "gemma3",
-        "gemma4",
-        "gemma4_unified",
-        "ministral3",
-        "granite",
-        "granite4",
-        "granite4_h",
-        "falcon_h1",
-        "nemotron_h",
-        "smollm3",
-        "arcee",
-        "seed_oss",
-        "olmo2",
-        "olmo3",
-        "exaone4",
-        "phi3",
-        "lfm2",
-        "opt",
-    ],
-)
-@pytest.mark.parametrize("max_shard_size", ["1GB", "40KB"])
-def test_tensors_equal_the_state_dict(tiny_model_dir: TinyModelDir, arch: str, max_shard_size: str) -> None:
-    folder = tiny_model_dir(arch, max_shard_size=max_shard_size)
-    assert (folder / INDEX).exists() is (max_shard_size == "40KB")
-    weights = open_folder(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in model.state_dict())
-    for name, parameter in (*model.named_parameters(), *buffers):
-        assert torch.equal(weights.tensor(name, tuple(parameter.shape)), parameter.detach()), name
-    assert weights.unused() == []
-
-
-@pytest.mark.parametrize(
-    "arch",
-    [
-        "mixtral",
-        "qwen3_moe",
-        "olmoe",
-        "granitemoe",
-        "gemma4_moe",
-        "gpt_oss",
-        "lfm2_moe",
-        "qwen3_5",
-        "qwen3_5_moe",
-        "qwen3_next",
-        "olmo_hybrid",
-        "ernie4_5",
-        "deepseek_v2",
-        "deepseek_v3",
-        "glm4_moe_lite",
-        "glm4",
-        "hunyuan",
-        "glm4_moe",
-        "cohere",
-        "cohere2",
-    ],
-)
-@pytest.mark.parametrize("max_shard_size", ["1GB", "40KB"])
-def test_every_tensor_of_a_mixture_is_read(tiny_model_dir: TinyModelDir, arch: str, max_shard_size: str) -> None:
+@pytest.mark.parametrize("arch", architectures_with("tensors"))
+@loop_over("max_shard_size", ["1GB", "40KB"])
+def test_every_tensor_is_read(tiny_model_dir: TinyModelDir, arch: str, max_shard_size: str) -> None:
     """Files hold each expert or all of them in one tensor, and models of transformers have other names for them.
 
-    Qwen3.5 without experts is here because query and gate are one tensor, and ERNIE 4.5, GLM-4 and Cohere because their
-    rows are reordered. Latent attention has several parameters in one tensor.
+    Rows of ERNIE 4.5 and Cohere are reordered, and latent attention has several parameters in one tensor.
+    `test_models_parity.py` compares the values that every architecture reads.
     """
     folder = tiny_model_dir(arch, max_shard_size=max_shard_size)
     assert (folder / INDEX).exists() is (max_shard_size == "40KB")
@@ -129,6 +66,16 @@ def test_every_tensor_of_a_mixture_is_read(tiny_model_dir: TinyModelDir, arch: s
     }
     assert num_values == sum(tensor.numel() for tensor in matrices.values())
     assert all(re.search(r"norm|scal|bias|sinks|conv|A_log", name) for name in weights.unused())
+
+
+@loop_over("max_shard_size", ["1GB", "40KB"])
+def test_tensors_equal_the_state_dict(tiny_model_dir: TinyModelDir, max_shard_size: str) -> None:
+    folder = tiny_model_dir("llama", max_shard_size=max_shard_size)
+    weights = open_folder(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(weights.tensor(name, tuple(parameter.shape)), parameter.detach()), name
+    assert weights.unused() == []
 
 
 def test_dtype_is_converted(tiny_model_dir: TinyModelDir) -> None:

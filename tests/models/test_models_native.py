@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from case_loop import loop_over
 from chairlift.config import QUANTIZATIONS
 from chairlift.kernels.cpu import load
 from chairlift.kernels.weights import PackedRows, Weights, packed_tensor
@@ -98,8 +99,8 @@ def logits(model: DecoderModel, vocab_size: int) -> torch.Tensor:
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize("name", FLOATS)
 @pytest.mark.parametrize("case", ARCHITECTURES)
+@loop_over("name", FLOATS)
 def test_float_formats(case: str, name: str, tiny_model_dir: Callable[..., Path]) -> None:
     arch, overrides = ARCHITECTURES[case]
     config, native, reference = both(tiny_model_dir(arch, **overrides), name, torch.float32)
@@ -110,8 +111,8 @@ def test_float_formats(case: str, name: str, tiny_model_dir: Callable[..., Path]
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("name", QUANTIZATIONS)
 @pytest.mark.parametrize("case", ARCHITECTURES)
+@loop_over("name", QUANTIZATIONS)
 def test_quantized_formats(case: str, name: str, tiny_model_dir: Callable[..., Path]) -> None:
     """Both kernel sets use the same weights; only native kernels round activations to 8 bits."""
     arch, overrides = ARCHITECTURES[case]
@@ -120,8 +121,8 @@ def test_quantized_formats(case: str, name: str, tiny_model_dir: Callable[..., P
     assert typical_error(config, ours, expected) < 0.04
 
 
-@pytest.mark.parametrize(("kv_cache_dtype", "bound"), [(torch.bfloat16, 0.01), (torch.int8, 0.03)])
 @pytest.mark.parametrize("case", ARCHITECTURES)
+@loop_over(("kv_cache_dtype", "bound"), [(torch.bfloat16, 0.01), (torch.int8, 0.03)])
 def test_int8_and_bfloat16_kv_memory(
     case: str, kv_cache_dtype: torch.dtype, bound: float, tiny_model_dir: Callable[..., Path]
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from chairlift.loading.safetensors_weights import SafetensorsWeights
 from chairlift.models.decoder import DecoderModel, build_model
 from chairlift.models.registry import read_hf_config
-from native import needs_native
+from native import unavailable_reason
 from packed_steps import Tables, pack
 from recurrences import state_step
 
@@ -189,21 +189,7 @@ def _inference_mode() -> Any:
         yield
 
 
-RUNS = [
-    pytest.param(case, kernels, marks=[needs_native] if kernels == "native" else [])
-    for case, (arch, _) in CASES.items()
-    for kernels in ("reference", "torch", "native")
-    if kernels != "reference" or case.startswith("llama") or case == arch
-]
-"""(case, kernels): the reference kernels compute one configuration of each architecture, and all of Llama."""
-
-with_all_runs = pytest.mark.parametrize(("folder", "kernels"), RUNS, indirect=["folder"], scope="module")
-
-
-@pytest.fixture(scope="module")
-def folder(request: pytest.FixtureRequest, tiny_model_dir: Callable[..., Path]) -> Path:
-    arch, overrides = CASES[request.param]
-    return tiny_model_dir(arch, **overrides)
+KERNEL_SETS = ("torch",) if unavailable_reason() else ("torch", "native")
 
 
 def load(folder: Path, kernels: str) -> DecoderModel:
@@ -213,12 +199,6 @@ def load(folder: Path, kernels: str) -> DecoderModel:
     assert weights.unused() == []
     model.allocate_states(len(PROMPTS))
     return model
-
-
-@lru_cache(maxsize=1)
-def shared_model(folder: Path, kernels: str) -> DecoderModel:
-    """The model for both tests of a folder, of which the second one finds the states of the first."""
-    return load(folder, kernels)
 
 
 @cache
@@ -260,19 +240,31 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float 
     assert float((actual - expected).abs().amax(-1).median()) < 8e-4
 
 
-@with_all_runs
-def test_prefill_of_whole_prompts(folder: Path, kernels: str) -> None:
-    model, expected = shared_model(folder, kernels), expected_logits(folder)
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_transformers(case: str, tiny_model_dir: Callable[..., Path]) -> None:
+    """The reference kernels compute one configuration of each architecture, and all of Llama.
+
+    Whole prompts are the first step. Then the sequences start again one after the other, and find the states of the
+    first step.
+    """
+    arch, overrides = CASES[case]
+    folder = tiny_model_dir(arch, **overrides)
+    expected = expected_logits(folder)
+    for kernels in (*KERNEL_SETS, *(["reference"] if case == arch or arch.startswith("llama") else [])):
+        model = load(folder, kernels)
+        check_whole_prompts(model, expected, tolerance(folder))
+        check_chunks_and_decodes(model, expected, tolerance(folder))
+
+
+def check_whole_prompts(model: DecoderModel, expected: dict[int, torch.Tensor], tolerance: float) -> None:
     model.allocate_kv_cache(num_blocks=64, block_size=4)
     logits = run(model, Tables(64, 4), [(sequence, 0, length) for sequence, length in PROMPTS])
     for sequence, rows in logits.items():
-        assert_close(rows, expected[sequence], tolerance(folder))
+        assert_close(rows, expected[sequence], tolerance)
 
 
-@with_all_runs
-def test_steps_with_chunks_decodes_and_prefills(folder: Path, kernels: str) -> None:
+def check_chunks_and_decodes(model: DecoderModel, expected: dict[int, torch.Tensor], tolerance: float) -> None:
     """Sequences start one after the other and advance by random numbers of tokens, mostly 1."""
-    model, expected = shared_model(folder, kernels), expected_logits(folder)
     model.allocate_kv_cache(num_blocks=64, block_size=8)
     tables, draw, done = Tables(64, 8), random.Random(1), dict.fromkeys(expected, 0)
     lengths = dict(PROMPTS)
@@ -285,7 +277,7 @@ def test_steps_with_chunks_decodes_and_prefills(folder: Path, kernels: str) -> N
             continue
         logits = run(model, tables, work)
         for sequence, start, stop in work:
-            assert_close(logits[sequence], expected[sequence][start:stop], tolerance(folder))
+            assert_close(logits[sequence], expected[sequence][start:stop], tolerance)
             done[sequence] = stop
 
 

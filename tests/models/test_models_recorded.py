@@ -19,6 +19,7 @@ from chairlift.models.decoder import DecoderLayer, DecoderModel, build_model
 from chairlift.models.kv_layout import KVLayout
 from native import needs_native
 from packed_steps import Tables, pack
+from tiny_models import architectures_with
 
 pytestmark = needs_native
 
@@ -104,9 +105,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("kv_cache_dtype", [torch.bfloat16, torch.int8])
-@pytest.mark.parametrize(
-    "arch", ["llama", "mistral", "gemma4", "gemma4_moe", "ministral3", "qwen2", "qwen3", "qwen3_moe", "opt"]
-)
+@pytest.mark.parametrize("arch", architectures_with("recorded"))
 def test_recorded_steps_equal_python_calls_bit_for_bit(
     arch: str,
     kv_cache_dtype: torch.dtype,

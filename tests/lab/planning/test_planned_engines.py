@@ -15,6 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
+from case_loop import loop_over
 from chairlift import LLM, EngineConfig, SamplingParams
 from chairlift.config import QUANTIZATIONS, SchedulerConfig
 from chairlift.core.engine_core import EngineCore
@@ -38,6 +39,7 @@ from chairlift.request import Request
 from fakes import make_engine, make_request, run_to_end
 from native import needs_native
 from parameter_memory import parameter_bytes
+from tiny_models import TINY_MODELS, architectures_with
 
 RESERVATIONS = [(kv, arena) for kv in ("exact", "max", "pow2", "oracle") for arena in ("buddy", "first-fit")]
 POLICIES = [("paged", "buddy"), *RESERVATIONS]
@@ -268,58 +270,7 @@ def test_the_engine_has_the_planned_blocks_and_requests(
 # -- bytes -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "arch",
-    [
-        "llama",
-        "llama3",
-        "mistral",
-        "qwen2",
-        "qwen3",
-        "gemma",
-        "gemma2",
-        "gemma3",
-        "gemma4",
-        "gemma4_moe",
-        "gemma4_unified",
-        "ministral3",
-        "granite",
-        "granite4",
-        "granite4_h",
-        "granite4_h_moe",
-        "falcon_h1",
-        "nemotron_h",
-        "nemotron_h_moe",
-        "smollm3",
-        "arcee",
-        "seed_oss",
-        "cohere",
-        "cohere2",
-        "glm4",
-        "hunyuan",
-        "glm4_moe",
-        "olmo2",
-        "olmo3",
-        "ernie4_5",
-        "exaone4",
-        "phi3",
-        "mixtral",
-        "qwen3_moe",
-        "olmoe",
-        "granitemoe",
-        "gpt_oss",
-        "lfm2",
-        "lfm2_moe",
-        "qwen3_5",
-        "qwen3_5_moe",
-        "qwen3_next",
-        "olmo_hybrid",
-        "deepseek_v2",
-        "deepseek_v3",
-        "glm4_moe_lite",
-        "opt",
-    ],
-)
+@loop_over("arch", TINY_MODELS)
 def test_weights_are_planned_to_the_byte(arch: str, tiny_model_dir: Callable[..., Path]) -> None:
     config = EngineConfig(model=str(tiny_model_dir(arch)), skip_tokenizer_init=True, num_threads=1, kernels="torch")
     loaded = load_model(config)
@@ -355,52 +306,16 @@ def test_a_predictor_is_planned_to_the_byte_and_its_k_and_v_take_a_part_of_the_p
     assert total(planned.activations) > total(own.activations)
 
 
-NATIVE_ARCHS = [
-    "llama",
-    "qwen2",
-    "qwen3",
-    "gemma2",
-    "gemma3",
-    "gemma4",
-    "gemma4_moe",
-    "ministral3",
-    "granite",
-    "granite4",
-    "granite4_h",
-    "granite4_h_moe",
-    "nemotron_h_moe",
-    "smollm3",
-    "arcee",
-    "cohere2",
-    "olmo2",
-    "olmo3",
-    "phi3",
-    "mixtral",
-    "qwen3_moe",
-    "olmoe",
-    "granitemoe",
-    "gpt_oss",
-    "lfm2",
-    "lfm2_moe",
-    "qwen3_5",
-    "qwen3_5_moe",
-    "qwen3_next",
-    "olmo_hybrid",
-    "deepseek_v2",
-    "deepseek_v3",
-    "glm4_moe_lite",
-    "opt",
-]
 QUANTIZED_ARCHS = ["llama", "gemma4", "granite4_h", "gpt_oss", "qwen3_moe", "deepseek_v3"]
 NATIVE_WEIGHTS = [
-    *product(NATIVE_ARCHS, (None, "q4_0")),
+    *product(architectures_with("planned"), (None, "q4_0")),
     *product(QUANTIZED_ARCHS, (name for name in QUANTIZATIONS if name != "q4_0")),
 ]
-"""All architectures with one quantization, and some with the others."""
+"""Every kind of matrix with one quantization, and some with the others."""
 
 
 @needs_native
-@pytest.mark.parametrize(("arch", "quantization"), NATIVE_WEIGHTS)
+@loop_over(("arch", "quantization"), NATIVE_WEIGHTS)
 def test_native_weights_are_planned_to_the_byte(
     arch: str, quantization: str | None, tiny_model_dir: Callable[..., Path]
 ) -> None:
