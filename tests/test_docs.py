@@ -34,7 +34,7 @@ OF_MODELS = {
 BLOCK = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"`((?:[\w-]+/)*[\w.-]+\.(?:py|md|toml|sh|h|cpp|json))`|`((?:[\w-]+/)+)`")
 CLASS = re.compile(r"`([A-Z][a-z]+[A-Z]\w*)[`.(]")
-BENCHMARK = re.compile(r"python3? -m (benchmarks[\w.]*)(?:[^`]*`\s+at\s+commit\s+`?([0-9a-f]{8}))?")
+BENCHMARK = re.compile(r"python3? -m (benchmarks[\w.]*)(?:[^`]*`\s+\(at\s+commit\s+([0-9a-f]{8})\))?")
 """A call of a benchmark, and the commit that it is from if it has been removed since."""
 
 DEFINED = re.compile(r"^ *class (\w+)|^ *(\w+)(?:: [^=\n]+)? = |\bimport (?:\(([^)]*)\)|(.*))", re.MULTILINE)

@@ -20,12 +20,12 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from benchmarks.ray_cluster import read_settings
 
 from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.cluster.local_cluster import LocalCluster, describe_ray_error, end_process
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
+from ray_settings import read_settings
 from running_server import completion_body
 from tiny_engine import tiny_options
 from waiting import AMPLE_SECONDS, wait_for

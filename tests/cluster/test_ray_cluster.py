@@ -16,9 +16,9 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from benchmarks.ray_cluster import free_port, read_settings, replica_processes
 
 from chairlift.cluster.usage_aggregator import SharedUsage
+from ray_settings import free_port, read_settings, replica_processes
 from tiny_engine import tiny_options
 from waiting import AMPLE_SECONDS, wait_for
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.ray_cluster import read_settings
 
 from chairlift.cluster.ray_headers import RAY_HEADERS, middlewares
+from ray_settings import read_settings
 
 
 def headers_behind_the_filter(*headers: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from benchmarks.quantize import METHODS, write_checkpoint
 from safetensors.torch import load_file, save_file
 
 from chairlift import LLM, EngineConfig, SamplingParams
@@ -23,6 +22,7 @@ from chairlift.models.decoder import DecoderModel
 from native import needs_native
 from packed_steps import Tables, pack
 from parameter_memory import parameter_bytes
+from quantized_checkpoints import METHODS, write_checkpoint
 from shared_models import shared_model
 
 WIDE = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 16, "num_key_value_heads": 8}

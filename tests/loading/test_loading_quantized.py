@@ -13,7 +13,6 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from benchmarks.quantize import METHODS, Method, compressed_config, quantization_config, quantize, write_checkpoint
 from safetensors.torch import load_file, save_file
 
 from chairlift.errors import ModelLoadError
@@ -26,6 +25,7 @@ from chairlift.models.random_weights import RandomWeights
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.quantization_fields import read_quantization
 from native import needs_native
+from quantized_checkpoints import METHODS, Method, compressed_config, quantization_config, quantize, write_checkpoint
 
 CPU = torch.device("cpu")
 WIDE = {"hidden_size": 128, "intermediate_size": 384}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from benchmarks.predicted_vs_measured import prediction_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import nnls
@@ -19,7 +18,10 @@ from chairlift.events import Event, EventList, Step
 from chairlift.lab.sim.cost_model import StepShape, recorded_shape
 from chairlift.lab.sim.fitted_cost_model import (
     FEATURES,
+    FitError,
+    FittedCostModel,
     fit_cost_model,
+    fit_error,
     non_negative_least_squares,
     step_seconds,
 )
@@ -64,6 +66,13 @@ def test_solver_is_as_good_as_scipy(rows: int, columns: int, seed: int, is_degen
     assert (found >= 0).all()
     best, _ = nnls(matrix, target)
     assert np.linalg.norm(matrix @ found - target) <= np.linalg.norm(matrix @ best - target) + 1e-8
+
+
+def prediction_error(model: FittedCostModel, events: Iterable[Event]) -> FitError:
+    """The error of the model on a run, which should not be the one that it was fitted to."""
+    timed = step_seconds(events)
+    predicted = np.array([model.seconds(shape) for shape, _ in timed])
+    return fit_error(predicted, np.array([duration for _, duration in timed]))
 
 
 def test_known_costs_are_recovered() -> None:

@@ -1,17 +1,11 @@
 """Quantizes the linear layers of a Hugging Face folder by rounding to nearest, in the layout of each method.
 
-    python benchmarks/quantize.py FOLDER OUT [--methods awq gptq ...] [--group-size 64]
-                                  [--text benchmarks/data/alice.txt] [--num-windows 4]
-
-FOLDER has safetensors in floats, config.json and a tokenizer. Each method is written to OUT/METHOD. For each of them
-the script prints the size of the quantized matrices in the file and in memory, and the perplexity of a text with the KL
-divergence from FOLDER in float32. Rounding to nearest is less accurate than the algorithms of these methods, which
-choose numbers by means of calibration data; the layout of the files is the same.
+Rounding to nearest is less accurate than the algorithms of these methods, which choose numbers by means of calibration
+data; the layout of the files is the same.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import zlib
@@ -21,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from safetensors.torch import load_file, save_file
 
 FILE = "model.safetensors"
@@ -290,61 +282,3 @@ def write_checkpoint(source: Path, target: Path, method: Method, ignored: list[s
     config["quantization_config"] = quantization_config(method, ignored)
     (target / "config.json").write_text(json.dumps(config))
     return values
-
-
-# -- measurement -----------------------------------------------------------------------------------------------------
-
-
-def measure(folder: Path, source: Path, text: Path, num_windows: int) -> list[str]:
-    """Return the cells of a table: bytes in the file and in memory, their ratio, perplexity, and KL divergence."""
-    from chairlift.config import EngineConfig
-    from chairlift.engine.startup.weight_plan import file_parts
-    from chairlift.kernels.kernel_set import find_kernel_set
-    from chairlift.lab.bench.bench_options import PerplexityOptions
-    from chairlift.lab.bench.perplexity import run_perplexity
-    from chairlift.loading.resolve import resolve_model
-
-    files = resolve_model(str(folder))
-    config = files.config()
-    formats = files.formats(config)
-    memory = find_kernel_set("native").memory("float32", "cpu", None)
-    planned = sum(
-        memory.weight_bytes(file_parts(matrix, formats), matrix.in_features)
-        for layer in config.layers
-        for matrix in layer.matrices
-    )
-    stored = load_file(folder / FILE)
-    in_file = sum(t.nbytes for name, t in stored.items() if "_proj" in name and not name.endswith("bias"))
-    options = PerplexityOptions(text=text, num_windows=num_windows, against=str(source))
-    ((values,),) = run_perplexity(EngineConfig(model=str(folder)), options).runs.values()
-    return [
-        f"{in_file:,}",
-        f"{planned:,}",
-        f"{planned / in_file:.3f}",
-        f"{values['perplexity']:.3f} (source {values['reference_perplexity']:.3f})",
-        f"{values['mean_kl']:.5f}",
-    ]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--group-size", type=int, default=64)
-    parser.add_argument("--text", type=Path, default=Path("benchmarks/data/alice.txt"))
-    parser.add_argument("--num-windows", type=int, default=4)
-    args = parser.parse_args()
-    table = Table("method", "bytes in file", "bytes in memory", "ratio", "perplexity", "KL")
-    for name in args.methods:
-        method = METHODS[name]
-        if method.group_size is not None:
-            method = replace(method, group_size=args.group_size)
-        folder = args.out / name
-        write_checkpoint(args.folder, folder, method)
-        table.add_row(name, *measure(folder, args.folder, args.text, args.num_windows))
-    Console(width=120).print(table)
-
-
-if __name__ == "__main__":
-    main()
