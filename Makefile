@@ -82,19 +82,19 @@ test-on-cluster: venv ## Run tests of the API on a cluster with one replica in t
 	TEST_ON_CLUSTER=1 $(BIN)/python -m $(PYTEST) $(ON_CLUSTER:%=tests/server/api/test_%.py) $(ARGS)
 
 fuzz: venv ## Fuzz model files, option files and batch lines for five minutes (ARGS="--minutes 30 --target safetensors").
-	$(BIN)/python tests/robustness/fuzz.py $(ARGS)
+	$(BIN)/python -m tools.fuzz $(ARGS)
 
 fuzz-api: venv ## Call a server with 2,000 cases that schemathesis makes of its OpenAPI (ARGS="--cases 20000").
-	$(BIN)/python tests/robustness/fuzz_api.py $(ARGS)
+	$(BIN)/python -m tools.fuzz_api $(ARGS)
 
 fuzz-cost: venv ## Measure what large requests cost in every field, also times n, prompts and beams (ARGS="--endpoint chat").
-	$(BIN)/python tests/robustness/fuzz_cost.py $(ARGS)
+	$(BIN)/python -m tools.fuzz_cost $(ARGS)
 
 soak: venv ## Serve calls of every kind for 30 minutes, and see that nothing is left of them (ARGS="--minutes 5").
-	$(BIN)/python tests/robustness/soak.py $(ARGS)
+	$(BIN)/python -m tools.soak $(ARGS)
 
 soak-attack: venv ## Serve a normal load of one key beside costly calls of another one for 20 minutes (ARGS="--minutes 5").
-	$(BIN)/python tests/robustness/soak_attack.py $(ARGS)
+	$(BIN)/python -m tools.soak_attack $(ARGS)
 
 test-wheel: wheel ## Install dist/*.whl in an environment without Chairlift or a compiler, and try its kernels.
 	.ci/with-package build/installed/wheel dist/*.whl .ci/try_native.py

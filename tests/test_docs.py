@@ -19,7 +19,7 @@ from command_runner import all_commands, find_command, invoke, options_of
 from shown_lines import LOG_LINE, OF_FAILURES, OF_THE_START
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("benchmarks", "deploy", "docs", "examples", "src", "tests")
+FOLDERS = ("benchmarks", "deploy", "docs", "examples", "src", "tests", "tools")
 DOCUMENTS = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
 OF_MODELS = {
     "adapter_config.json",
@@ -229,8 +229,8 @@ def test_benchmarks_of_documents_exist_or_have_their_commit() -> None:
 
 @cache
 def options() -> set[str]:
-    """The options of all commands and of the scripts in benchmarks/ and tests/."""
-    scripts = [file for folder in ("benchmarks", "tests") for file in (ROOT / folder).rglob("*.py")]
+    """The options of all commands and of the scripts in benchmarks/, tests/ and tools/."""
+    scripts = [file for folder in ("benchmarks", "tests", "tools") for file in (ROOT / folder).rglob("*.py")]
     quoted = {name for file in scripts for name in re.findall(r'"(--[a-z][a-z-]+)"', file.read_text(encoding="utf-8"))}
     return quoted | {name for names in all_commands() for name in options_of(*names)} | {"--help"}
 

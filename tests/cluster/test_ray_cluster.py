@@ -152,10 +152,9 @@ def test_a_stream_that_the_client_closes_leaves_no_request(server: RayServer) ->
     wait_for(lambda: httpx.get(f"{server.url}/v1/requests").json()["data"] == [])
 
 
-def test_generated_calls_get_the_answers_of_the_schema(server: RayServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generated_calls_get_the_answers_of_the_schema(server: RayServer) -> None:
     """Calls that schemathesis makes of the OpenAPI, and damaged bodies, through HAProxy."""
-    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "robustness")
-    from generated_calls import fuzz_api, fuzz_bodies  # it imports schemathesis, which is slow
+    from tools.generated_calls import fuzz_api, fuzz_bodies  # it imports schemathesis, which is slow
 
     assert fuzz_api(server.url, 20, 1).num_cases > 0
     assert 400 in fuzz_bodies(server.url, 10, 1)

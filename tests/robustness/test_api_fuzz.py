@@ -13,7 +13,7 @@ SEED = 7
 
 
 def test_generated_calls_conform_to_the_schema(tmp_path: Path) -> None:
-    from generated_calls import SERVER_OPTIONS, fuzz_api, fuzz_bodies  # it imports schemathesis, which is slow
+    from tools.generated_calls import SERVER_OPTIONS, fuzz_api, fuzz_bodies  # it imports schemathesis, which is slow
 
     with run_server(AsyncLLM(**tiny_options(tmp_path, **SERVER_OPTIONS)), "tiny") as server:
         outcome = fuzz_api(server.url, CASES, SEED)

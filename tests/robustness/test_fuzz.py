@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from fuzz_models import model_targets
-from fuzz_settings import settings_targets
-from fuzz_targets import Target, run_cases
-from fuzz_wire import wire_targets
+from tools.fuzz_models import model_targets
+from tools.fuzz_settings import settings_targets
+from tools.fuzz_targets import Target, run_cases
+from tools.fuzz_wire import wire_targets
 
 SEED = 20260701
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cost_cases import BASES, NUMBER, PATHS, all_cases, items
+from tools.cost_cases import BASES, MAX_RATIO, NUMBER, PATHS, all_cases, items
 
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
@@ -23,7 +23,6 @@ from chairlift.server.preparation.conversation import ModelPlanner
 from operations import count_operations
 from server.api_model import with_api_tokenizer
 
-MAX_RATIO = 2.6
 SMALLEST = 4 << 10
 """Bytes of the smallest of three bodies, each twice as large as the one before."""
 

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import fuzz_cost
 import pytest
 from benchmarks.server_process import Usage
 from benchmarks.victim import VictimReport
-from cost_cases import MULTIPLIERS, Case, multiplied_cases
+from tools import fuzz_cost
+from tools.cost_cases import MULTIPLIERS, Case, multiplied_cases
 
 from byte_tokenizer import VOCAB_SIZE
 from server.api_model import with_api_tokenizer

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzz_models import ARRAY, BOOL, F32, SHAPE, STRING, U32, gguf_bytes, gguf_metadata, packed_string
-from fuzz_targets import deep, guarded
+from tools.fuzz_models import ARRAY, BOOL, F32, SHAPE, STRING, U32, gguf_bytes, gguf_metadata, packed_string
+from tools.fuzz_targets import deep, guarded
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.gguf_file import GGUFFile

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import msgspec
 import pytest
-from cost_cases import MULTIPLIERS, PATHS, Case, multiplied_cases
-from test_fuzz_cost import MAX_RATIO, prepare
+from test_fuzz_cost import prepare
+from tools.cost_cases import MAX_RATIO, MULTIPLIERS, PATHS, Case, multiplied_cases
 
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM

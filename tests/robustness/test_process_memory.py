@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from process_memory import MIN_SAMPLES, WINDOW_SECONDS, MemoryLog, read_memory, role_of, slope
+from tools.process_memory import MIN_SAMPLES, WINDOW_SECONDS, MemoryLog, read_memory, role_of, slope
 
 CODE = "import sys; print(flush=True); sys.stdin.read()"
 SLEEPER = [sys.executable, "-c", CODE, "-m", "chairlift.made_up.sleeper"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from soak import check_descriptors, serve_models, soak
-from soak_calls import SoakCalls
+from tools.soak import check_descriptors, serve_models, soak
+from tools.soak_calls import SoakCalls
 
 ROUNDS = 2
 

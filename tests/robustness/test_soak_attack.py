@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import soak_attack
 from benchmarks.caller_isolation import BROKEN, LEFT
 from benchmarks.server_process import Usage
-from soak_attack import AttackedSoak
-from soak_load import Tally
+from tools import soak_attack
+from tools.soak_attack import AttackedSoak
+from tools.soak_load import Tally
 
 from benchmarks import caller_isolation
 from byte_tokenizer import VOCAB_SIZE

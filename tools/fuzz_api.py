@@ -1,6 +1,6 @@
 """The long run of schemathesis, in rounds with new seeds until the number of cases is reached.
 
-    python tests/robustness/fuzz_api.py [--cases 2000] [--seed N] [--url URL]
+    python -m tools.fuzz_api [--cases 2000] [--seed N] [--url URL]
 
 With a URL, it calls a running server whose model is named "tiny". It prints a table and, as the last line, JSON. It
 ends with status 1 at the first call that fails a check.
@@ -18,15 +18,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from generated_calls import SERVER_OPTIONS, Outcome, fuzz_api, fuzz_bodies
 from rich.console import Console
 from rich.table import Table
 
 from chairlift import AsyncLLM
 from running_server import run_server
 from tiny_engine import tiny_options
+from tools.generated_calls import SERVER_OPTIONS, Outcome, fuzz_api, fuzz_bodies
 
 CASES_A_ROUND = 500
 

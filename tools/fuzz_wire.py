@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from fuzz_targets import JSON, Target, altered, damaged, deep
 from hypothesis import strategies as st
 
 from chairlift.server.batch.batch_files import BatchLineError, BatchRequestInput, parse_request
+from tools.fuzz_targets import JSON, Target, altered, damaged, deep
 
 
 def wire_targets() -> list[Target]:

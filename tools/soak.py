@@ -1,6 +1,6 @@
 """Soak test: mixed calls to `chairlift serve` with three models for some minutes. Nothing may be left of them.
 
-    python tests/robustness/soak.py [--minutes 30] [--seed N]
+    python -m tools.soak [--minutes 30] [--seed N]
 
 Completions of a tiny model in a pool that is far too small are checked to the last token, and beside them the calls of
 `soak_calls.py` use all endpoints and models. After each round every request must have ended, every block be free, and
@@ -22,21 +22,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 import httpx
-from process_memory import WINDOW_SECONDS, MemoryLog, MemoryTrend
 from rich.console import Console
 from rich.table import Table
-from served import Served, serve
-from soak_calls import ADAPTER, CHAT, ENCODER, TINY, SoakCalls, write_adapter
-from soak_load import SERVER_OPTIONS, Tally, check_pool, make_requests, run_load, wait_until_idle
 
 from chairlift.loading.fetch import DEFAULT_MODEL
 from plain_http import NO_TLS
 from pooling_models import write_pooling_model
+from served import Served, serve
 from tiny_engine import CONFIG, tiny_options
+from tools.process_memory import WINDOW_SECONDS, MemoryLog, MemoryTrend
+from tools.soak_calls import ADAPTER, CHAT, ENCODER, TINY, SoakCalls, write_adapter
+from tools.soak_load import SERVER_OPTIONS, Tally, check_pool, make_requests, run_load, wait_until_idle
 from waiting import AMPLE_SECONDS
 
 ROUND_COMPLETIONS = 500

@@ -13,12 +13,13 @@ from typing import Any
 
 import requests
 import schemathesis
-from fuzz_targets import damaged, deep
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
+
+from tools.fuzz_targets import damaged, deep
 
 SERVER_OPTIONS: dict[str, Any] = {"num_kv_blocks": 24, "max_model_len": 96, "max_num_seqs": 4}
 ANSWER_TIMEOUT_SECONDS = 60.0

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fuzz_targets import INTERESTING, JSON, Target, altered, damaged, deep
 from gguf import GGMLQuantizationType
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -23,6 +22,7 @@ from chairlift.loading.text.gguf_tokenizer import GGUFVocabulary, build_tokenize
 from chairlift.loading.text.hf_tokenizer import folder_tokenizer
 from chairlift.models.registry import read_gguf_config, read_hf_config
 from tiny_tokenizer import write_tokenizer
+from tools.fuzz_targets import INTERESTING, JSON, Target, altered, damaged, deep
 
 CPU = torch.device("cpu")
 SHAPE = (64, 32)

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from fuzz_models import HF_CONFIG
-from fuzz_targets import JSON, Target, altered, damaged, deep
 from hypothesis import strategies as st
 from safetensors.torch import save
 
@@ -28,6 +26,8 @@ from chairlift.server.models.model_options import ModelOptions
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.serve_options import ObservabilityOptions
 from chairlift.worker.disk_block_store import DiskBlockStore
+from tools.fuzz_models import HF_CONFIG
+from tools.fuzz_targets import JSON, Target, altered, damaged, deep
 
 CONFIG = {**HF_CONFIG, "num_hidden_layers": 1}
 RANK, HIDDEN = 4, 64

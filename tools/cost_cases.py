@@ -24,6 +24,9 @@ from chairlift.server.protocol.completions import CompletionRequest
 from chairlift.server.protocol.messages import CountTokensRequest, MessagesRequest
 from chairlift.server.protocol.responses import ResponsesRequest
 
+MAX_RATIO: Final = 2.6
+"""The largest growth of a cost at a doubling of the size."""
+
 MAX_DEPTH: Final = 7
 PATHS: Final = {
     "completions": "/v1/completions",

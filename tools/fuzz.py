@@ -1,6 +1,6 @@
 """The long run of the fuzz targets. The time is divided among them, and each runs in rounds with new seeds.
 
-    python tests/robustness/fuzz.py [--minutes 5 | --cases 2000] [--seed N] [--target NAME]
+    python -m tools.fuzz [--minutes 5 | --cases 2000] [--seed N] [--target NAME]
 
 It prints a table and, as the last line, JSON. It ends with status 1 at the first case that fails, which Hypothesis
 reduces and the seed reproduces.
@@ -15,14 +15,13 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from fuzz_models import model_targets
-from fuzz_settings import settings_targets
-from fuzz_targets import Target, run_cases
-from fuzz_wire import wire_targets
 from rich.console import Console
 from rich.table import Table
+
+from tools.fuzz_models import model_targets
+from tools.fuzz_settings import settings_targets
+from tools.fuzz_targets import Target, run_cases
+from tools.fuzz_wire import wire_targets
 
 CASES_A_ROUND = 300
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from served import Served
 
 from chairlift.events import EngineStarted, Step, from_json
+from served import Served
 from waiting import AMPLE_SECONDS
 
 SERVER_OPTIONS: dict[str, Any] = {

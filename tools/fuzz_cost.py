@@ -1,6 +1,6 @@
 """Measures what large requests cost, alone and multiplied by many answers: the delays of another stream beside them.
 
-    python tests/robustness/fuzz_cost.py [--minutes 25] [--endpoint chat messages] [--field tools]
+    python -m tools.fuzz_cost [--minutes 25] [--endpoint chat messages] [--field tools]
                                          [--multiplier n beams] [--bytes 8000000] [--server-python PYTHON]
 
 A server with the default model and its tokenizer answers the cases of `cost_cases.py`. For every endpoint, every field
@@ -30,22 +30,17 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import httpx
 from benchmarks.server_process import ServerProcess, Usage, checkout_of
 from benchmarks.victim import VictimProcess, VictimReport, victim_beside
-from cost_cases import BASES, MULTIPLIERS, PATHS, Case, all_cases, multiplied_cases
 from rich.console import Console
 from rich.table import Table
-from served import as_options
-from test_fuzz_cost import MAX_RATIO
 
 from plain_http import NO_TLS
+from served import as_options
+from tools.cost_cases import BASES, MAX_RATIO, MULTIPLIERS, PATHS, Case, all_cases, multiplied_cases
 
 MAX_DELAY: Final = 0.1
 """Seconds; of a gap of the stream, and of an answer of /health."""

@@ -1,6 +1,6 @@
 """Soak test with an attacker: costly calls of one API key for some minutes, beside the normal load of another key.
 
-    python tests/robustness/soak_attack.py [--minutes 20] [--alone-minutes 3] [--attackers 2] [--seed N]
+    python -m tools.soak_attack [--minutes 20] [--alone-minutes 3] [--attackers 2] [--seed N]
                                            [--server-python PYTHON]
 
 A server with the default model and `--scheduling-policy fair` first answers the normal load of `soak_load.py` alone, of
@@ -21,7 +21,6 @@ import asyncio
 import itertools
 import json
 import random
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -30,18 +29,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 import httpx
 from benchmarks.caller_isolation import ATTACKER, ATTACKS, LEFT, OTHER, AttackRun, CallTimes
 from benchmarks.common import bearer_client
 from benchmarks.server_process import ServerProcess, Usage, checkout_of, server_process, write_keys
 from rich.console import Console
 from rich.table import Table
-from soak_load import SoakRequest, Tally, make_requests, run_load
 
 from plain_http import NO_TLS
+from tools.soak_load import SoakRequest, Tally, make_requests, run_load
 from waiting import AMPLE_SECONDS
 
 MIN_SHARE: Final = 0.9
