@@ -10,8 +10,8 @@ failed or an architecture of the registry has none.
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
-import runpy
 import subprocess
 import sys
 from collections import Counter
@@ -47,10 +47,11 @@ class Column:
 
 COLUMNS: Final = (
     Column(
-        "HF folder",
-        "All tensors of a folder with safetensors files, whole or in shards, are read.",
-        "tests/loading/test_loading_safetensors.py",
-        ("test_tensors_equal_the_state_dict", "test_every_tensor_of_a_mixture_is_read"),
+        "logits",
+        "A folder with safetensors files gives the logits of transformers for whole prompts, chunks and decodes, with "
+        "the reference, torch and native kernels.",
+        "tests/models/test_models_parity.py",
+        ("test_logits_are_those_of_transformers",),
     ),
     Column(
         "GGUF",
@@ -59,15 +60,9 @@ COLUMNS: Final = (
         ("test_gguf_files_give_the_logits_of_transformers",),
     ),
     Column(
-        "logits",
-        "The reference, torch and native kernels give the logits of transformers, for whole prompts and chunks.",
-        "tests/models/test_models_parity.py",
-        ("test_prefill_of_whole_prompts", "test_steps_with_chunks_decodes_and_prefills"),
-    ),
-    Column(
         "greedy tokens",
         "The engine gives the greedy tokens of transformers: paged, in chunks, batched, preempted, with and without "
-        "the prefix cache.",
+        "the prefix cache. Each kind of attention, state and memory has an architecture here.",
         "tests/engine/test_engine_parity.py",
         ("test_greedy_tokens_are_those_of_transformers",),
     ),
@@ -76,12 +71,6 @@ COLUMNS: Final = (
         "Blocks that left a sliding window are released: the same tokens as without it, in less memory.",
         "tests/engine/test_window_release.py",
         ("test_released_windows_give_the_same_tokens_in_less_memory",),
-    ),
-    Column(
-        "plan",
-        "The planned memory of the weights is exact to the byte.",
-        "tests/lab/planning/test_planned_engines.py",
-        ("test_weights_are_planned_to_the_byte", "test_native_weights_are_planned_to_the_byte"),
     ),
     Column(
         "chat template",
@@ -113,6 +102,7 @@ INTRODUCTION: Final = """\
 
 `python -m benchmarks.model_table` runs the tests below and writes this page. A row is an entry of `architectures` in
 `config.json`, without "ForCausalLM". A cell is the number of its tests that passed, or a dash if there is no such test.
+The planned memory of the weights of each is exact to the byte (`test_planned_engines.py`).
 The models of the tests are random and tiny, and use every feature of their architecture. Of models with images only the
 text model is loaded.
 """
@@ -127,8 +117,8 @@ def row_names() -> list[str]:
 def tested_rows() -> dict[str, dict[str, list[str]]]:
     """For each column: a parameter of its tests (a key of TINY_MODELS, or a template) -> the rows that it is about."""
     tests = ROOT / "tests"
-    sys.path.append(str(tests))  # for the modules that the file imports
-    models = runpy.run_path(str(tests / "conftest.py"))["TINY_MODELS"]
+    sys.path.append(str(tests))
+    models = importlib.import_module("tiny_models").TINY_MODELS
     rows = {variant: [family] for variant, (family, _) in models.items()}
     templates = {template: families.split() for template, families in TEMPLATES.items()}
     return {column.title: templates if column.title == "chat template" else rows for column in COLUMNS}
