@@ -167,7 +167,7 @@ def test_unit_passes_systemd_analyze(tmp_path: Path) -> None:
     path = tmp_path / "chairlift.service"
     path.write_text(text, encoding="utf-8")
     result = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(path)], capture_output=True, text=True, check=False, timeout=60
+        ["systemd-analyze", "verify", "--man=no", str(path)], capture_output=True, text=True, check=False, timeout=120
     )
     about_it = [line for line in result.stderr.splitlines() if "chairlift.service" in line]
     assert not about_it, result.stderr

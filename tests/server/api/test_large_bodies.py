@@ -57,7 +57,7 @@ def server(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPat
 
 def post(server: RunningServer, path: str, content: bytes) -> httpx.Response:
     headers = {"Content-Type": "application/json"}
-    return httpx.post(f"{server.url}{path}", content=content, headers=headers, timeout=60, verify=NO_TLS)
+    return httpx.post(f"{server.url}{path}", content=content, headers=headers, timeout=AMPLE_SECONDS, verify=NO_TLS)
 
 
 def without_ids(value: Any) -> Any:
