@@ -157,6 +157,7 @@ def kinds_of(folder: Path) -> set[str]:
         found |= {f"state of {type(recurrence.rule).__name__}"} if recurrence is not None else set()
         found |= {f"layer with {attention and 'attention'}, {recurrence and 'recurrence'}, {layer.is_parallel}"}
         found |= {"experts"} if layer.feed_forward is not None and layer.feed_forward.router is not None else set()
+        found |= {"experts beside a network"} if layer.parallel_experts is not None else set()
         if attention is not None:
             rope = attention.rope
             properties = {
