@@ -49,17 +49,22 @@ SHORT_LIMITS = {
 """Arguments `timeout` below 60 s, which must pass; longer ones must not."""
 
 
+def nodes(file: Path, text: str) -> list[ast.AST]:
+    """The syntax tree of a file, or nothing if it does not contain a text."""
+    source = file.read_text(encoding="utf-8")
+    return list(ast.walk(ast.parse(source))) if text in source else []
+
+
 def num_sleeps(file: Path) -> int:
     """The number of calls of a function `sleep` for more than 0 s."""
-    calls = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes(file, "sleep(") if isinstance(node, ast.Call)]
     sleeps = [call for call in calls if ast.unparse(call.func).rpartition(".")[2] == "sleep"]
     return sum(ast.unparse(call.args[0]) != "0" for call in sleeps)
 
 
 def short_limits(file: Path) -> int:
     """The number of arguments `timeout` below 60 s."""
-    keywords = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.keyword)]
-    values = [each.value for each in keywords if each.arg == "timeout"]
+    values = [node.value for node in nodes(file, "timeout=") if isinstance(node, ast.keyword) and node.arg == "timeout"]
     return sum(isinstance(value, ast.Constant) and value.value is not None and value.value < 60 for value in values)
 
 
