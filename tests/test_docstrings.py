@@ -97,3 +97,13 @@ def test_descriptions_are_parsed_from_docstrings() -> None:
         "These.",
         "if so.",
     ]
+
+
+def test_names_of_classes_are_unique() -> None:
+    """One name stands for one thing in the whole package. Private classes are local to their module."""
+    modules: dict[str, list[str]] = {}
+    for file, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules.setdefault(node.name, []).append(file)
+    assert {name: files for name, files in modules.items() if len(files) > 1} == {}

@@ -16,7 +16,7 @@ from unittest import mock
 
 import pytest
 
-from chairlift.cli.chat import COMMANDS, Conversation
+from chairlift.cli.chat import COMMANDS, ChatHistory
 from chairlift.cli.chat_engine import AnswerStats
 from chairlift.errors import ConfigError
 from command_runner import invoke
@@ -29,8 +29,8 @@ POOL = ["--num-kv-blocks", "100", "--num-threads", "1"]
 # -- commands of a conversation -------------------------------------------------------------------------------------
 
 
-def conversation() -> Conversation:
-    talk = Conversation()
+def conversation() -> ChatHistory:
+    talk = ChatHistory()
     talk.messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
     return talk
 
@@ -60,7 +60,7 @@ def test_a_conversation_is_saved_and_loaded(tmp_path: Path) -> None:
     talk.run("/system Be brief.")
     talk.run("/set seed 3")
     talk.run(f"/save {path}")
-    other = Conversation()
+    other = ChatHistory()
     assert other.run(f"/load {path}") == f"2 messages are loaded from {path}."
     assert (other.system, other.messages, other.parameters) == (talk.system, talk.messages, {"seed": 3})
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from chairlift.config import SCHEDULING_POLICIES
 from chairlift.core import backfilling
-from chairlift.core.continuous_batching import ContinuousBatching, StepPlan
+from chairlift.core.continuous_batching import ContinuousBatching, NextStep
 from chairlift.core.engine_core import EngineCore
 from chairlift.events import EventList, RequestWaiting, Step
 from chairlift.request import Request, RequestStatus
@@ -221,7 +221,7 @@ def test_no_request_that_fits_waits_longer_than_the_bound(
         check = BoundCheck(window)
         fill = ContinuousBatching.fill
 
-        def checked_fill(batch: ContinuousBatching, plan: StepPlan) -> None:
+        def checked_fill(batch: ContinuousBatching, plan: NextStep) -> None:
             fill(batch, plan)
             check(batch)
 

@@ -41,7 +41,7 @@ COMMANDS: Final = {
 }
 
 
-class Conversation:
+class ChatHistory:
     """The messages, the system prompt and the sampling parameters of a conversation."""
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ def chat(
     if is_terminal:
         print_notice("Loading the model ...")
     engine = ChatEngine(replace(config, model=model))
-    conversation = Conversation()
+    conversation = ChatHistory()
     conversation.system = system
     if is_terminal:
         with suppress(ImportError):
@@ -164,7 +164,7 @@ def chat(
             runner.run(engine.close())
 
 
-def _turn(runner: asyncio.Runner, engine: ChatEngine, conversation: Conversation, is_terminal: bool) -> bool:
+def _turn(runner: asyncio.Runner, engine: ChatEngine, conversation: ChatHistory, is_terminal: bool) -> bool:
     """Read a line and answer it. Returns False at the end of the input."""
     try:
         with input_errors_explained():
@@ -188,7 +188,7 @@ def _turn(runner: asyncio.Runner, engine: ChatEngine, conversation: Conversation
     return True
 
 
-def _answer(runner: asyncio.Runner, engine: ChatEngine, conversation: Conversation, is_terminal: bool) -> None:
+def _answer(runner: asyncio.Runner, engine: ChatEngine, conversation: ChatHistory, is_terminal: bool) -> None:
     """Print the answer to the conversation as it is generated, and add it. Ctrl-C keeps the text so far."""
     parts: list[str] = []
     stats = AnswerStats()

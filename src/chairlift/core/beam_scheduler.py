@@ -13,7 +13,7 @@ from __future__ import annotations
 from chairlift.config import SchedulerConfig
 from chairlift.core.beam_group import BeamGroup, BeamMove, replace_tokens
 from chairlift.core.chunk_allowance import ChunkAllowance
-from chairlift.core.continuous_batching import ContinuousBatching, StepPlan
+from chairlift.core.continuous_batching import ContinuousBatching, NextStep
 from chairlift.core.kv.block_tables import held_blocks
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.core.kv.kv_groups import FULL
@@ -54,7 +54,7 @@ class BeamBatching(ContinuousBatching):
                 member for each in first for member in (each, *(s for s in siblings if s.leader_id == each.request_id))
             ]
 
-    def end_step(self, plan: StepPlan) -> None:
+    def end_step(self, plan: NextStep) -> None:
         plan.output.beams.update(self._moves)
         self._moves.clear()
         super().end_step(plan)
@@ -86,7 +86,7 @@ class BeamBatching(ContinuousBatching):
         members = group.members if group is not None and group.is_started else [request]
         return sum(map(self._num_admission_blocks, members))
 
-    def _schedule_running(self, plan: StepPlan, chunks: ChunkAllowance) -> tuple[int, bool]:
+    def _schedule_running(self, plan: NextStep, chunks: ChunkAllowance) -> tuple[int, bool]:
         """As for other requests. Chunks also leave a token to each beam that joins its leader in this step."""
         self._num_joining = sum(group.width - 1 for group in self._incomplete_groups if group.is_started)
         budget, has_preempted = super()._schedule_running(plan, chunks)
@@ -99,7 +99,7 @@ class BeamBatching(ContinuousBatching):
             return WaitReason.SEATS if self.num_seats(request) > self.num_free_seats else WaitReason.MEMORY
         return super()._try_to_allocate(request, budget)
 
-    def prepare_beams(self, request: Request, plan: StepPlan) -> bool:
+    def prepare_beams(self, request: Request, plan: NextStep) -> bool:
         """Let the beams of a group join its leader, and give all of them their memory for the step, when the turn of
         the leader comes. False if the group was preempted because memory is short."""
         group = self.group_of(request)
@@ -147,13 +147,13 @@ class BeamBatching(ContinuousBatching):
         has_windows = self._kv.windows != FULL
         return self._kv.worst_case_blocks(request) if has_windows else self._kv.demand(request).needed
 
-    def _release_outside(self, group: BeamGroup, plan: StepPlan) -> None:
+    def _release_outside(self, group: BeamGroup, plan: NextStep) -> None:
         """Release the blocks that left their windows, first those that several beams share."""
         for member in group.members:
             if member.status is RequestStatus.RUNNING and (released := self._kv.release_outside(member)):
                 self._meter.record_released(member, released, plan.time)
 
-    def preempt_last(self, plan: StepPlan) -> Request:
+    def preempt_last(self, plan: NextStep) -> Request:
         """Preempt the running request with the largest key, and all beams of its group; returns their leader."""
         group = self.group_of(self.running[-1])
         if group is None:
@@ -233,7 +233,7 @@ class BeamScheduler(Scheduler):
 
     # -- results -------------------------------------------------------------------------------------------------
 
-    def _take_result(self, request: Request, result: ModelRunnerOutput, plan: StepPlan, now: float) -> EngineCoreOutput:
+    def _take_result(self, request: Request, result: ModelRunnerOutput, plan: NextStep, now: float) -> EngineCoreOutput:
         """Keep the likely next tokens of a beam, whose output is dropped by `_release_outputs`."""
         group = self._batch.group_of(request)
         if group is None:

@@ -26,7 +26,7 @@ from chairlift.request import Request, RequestStatus, WaitReason
 
 
 @dataclass(slots=True)
-class StepPlan:
+class NextStep:
     """What `Scheduler.schedule` decided about one step.
 
     Attributes:
@@ -66,7 +66,7 @@ class RunningBatch(ABC):
         self._blocked_steps: dict[Request, int] = {}
 
     @abstractmethod
-    def fill(self, plan: StepPlan) -> None:
+    def fill(self, plan: NextStep) -> None:
         """Schedule running requests and admit waiting ones, within the limits of the configuration."""
 
     @property
@@ -83,7 +83,7 @@ class RunningBatch(ABC):
         if not self.waiting.has_constant_keys:
             self.running.sort(key=self.waiting.key)
 
-    def end_step(self, plan: StepPlan) -> None:
+    def end_step(self, plan: NextStep) -> None:
         """Add to the plan what was removed and preempted since the last one, and what KV memory copies and keeps."""
         plan.output.removed.extend(self._removed)
         self._removed.clear()
@@ -112,7 +112,7 @@ class RunningBatch(ABC):
         request.num_computed_tokens = num_computed
         return True
 
-    def admit(self, request: Request, plan: StepPlan) -> None:
+    def admit(self, request: Request, plan: NextStep) -> None:
         """Add a request, whose memory is allocated, to the batch."""
         request.status = RequestStatus.RUNNING
         self._meter.record_admission(request, plan.time)
@@ -124,7 +124,7 @@ class RunningBatch(ABC):
         tables = [list(block_ids) for block_ids in self._kv.block_tables(request)]
         plan.output.new_requests.append(request.new_request(tables, self._kv.prefixes.checkpoint(request)))
 
-    def grow(self, request: Request, num_slots: int, plan: StepPlan) -> bool:
+    def grow(self, request: Request, num_slots: int, plan: NextStep) -> bool:
         """Extend the request's memory to `num_slots` tokens; False if memory is short."""
         change = self._kv.grow(request, num_slots)
         if change is None:
@@ -133,7 +133,7 @@ class RunningBatch(ABC):
         plan.output.new_block_ids[request.request_id] = change.added
         return True
 
-    def schedule_tokens(self, request: Request, start: int, count: int, plan: StepPlan) -> None:
+    def schedule_tokens(self, request: Request, start: int, count: int, plan: NextStep) -> None:
         """Schedule the tokens `start` to `start + count - 1`, whose slots are allocated."""
         end = request.num_computed_tokens = start + count
         plan.output.num_scheduled_tokens[request.request_id] = count
@@ -149,13 +149,13 @@ class RunningBatch(ABC):
             request.num_tokens += 1
             plan.sampling.append(request)
 
-    def accept_drafts(self, request: Request, count: int, plan: StepPlan) -> None:
+    def accept_drafts(self, request: Request, count: int, plan: NextStep) -> None:
         """Record that `count` draft tokens of the step were accepted, so their K and V belong to output tokens."""
         request.num_computed_tokens += count
         self._meter.record_accepted_drafts(request, count, plan.time)
         self.waiting.record_accepted_drafts(request, count)
 
-    def preempt_last(self, plan: StepPlan) -> Request:
+    def preempt_last(self, plan: NextStep) -> Request:
         """Preempt the running request with the largest key, because memory is short or another request takes its seat.
 
         It keeps its tokens and returns to the queue. When it is admitted again, it recomputes those whose K and V are
@@ -189,7 +189,7 @@ class ContinuousBatching(RunningBatch):
     section 4.5). It comes after all requests already scheduled in the step, so no scheduled token is taken back.
     """
 
-    def fill(self, plan: StepPlan) -> None:
+    def fill(self, plan: NextStep) -> None:
         if (head := self.waiting.displacing_head(self.running, self._kv, self._config.max_num_seqs)) is not None:
             self.preempt_last(plan)
             self._meter.record_displacement(head)
@@ -197,7 +197,7 @@ class ContinuousBatching(RunningBatch):
         budget, has_preempted = self._schedule_running(plan, chunks)
         self._schedule_waiting(plan, budget, chunks, may_admit=not has_preempted)
 
-    def _schedule_running(self, plan: StepPlan, chunks: ChunkAllowance) -> tuple[int, bool]:
+    def _schedule_running(self, plan: NextStep, chunks: ChunkAllowance) -> tuple[int, bool]:
         """Schedule the uncomputed tokens of every running request; returns the rest of the token budget, and whether a
         request was preempted.
 
@@ -229,18 +229,18 @@ class ContinuousBatching(RunningBatch):
             budget -= count
         return budget, len(self.waiting) > num_waiting
 
-    def prepare_beams(self, request: Request, plan: StepPlan) -> bool:
+    def prepare_beams(self, request: Request, plan: NextStep) -> bool:
         """See `BeamBatching`."""
         return True
 
-    def _grow_or_preempt(self, request: Request, num_slots: int, plan: StepPlan) -> bool:
+    def _grow_or_preempt(self, request: Request, num_slots: int, plan: NextStep) -> bool:
         """Extend the request's memory, preempting from the end of the batch; False if it preempted the request."""
         while not self.grow(request, num_slots, plan):
             if self.preempt_last(plan) is request:
                 return False
         return True
 
-    def _schedule_waiting(self, plan: StepPlan, budget: int, chunks: ChunkAllowance, may_admit: bool) -> None:
+    def _schedule_waiting(self, plan: NextStep, budget: int, chunks: ChunkAllowance, may_admit: bool) -> None:
         """Admit from the head of the queue while there are seats, tokens and memory; then those that may pass it."""
         backfilling = Backfilling(self, self._config, self._kv, self._blocked_steps)
         for request in backfilling.candidates():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chairlift.core.continuous_batching import StepPlan
+from chairlift.core.continuous_batching import NextStep
 from chairlift.core.scheduler import Scheduler
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput
 from chairlift.request import FinishReason, Request
@@ -11,7 +11,7 @@ from chairlift.request import FinishReason, Request
 class PoolingScheduler(Scheduler):
     """Returns a vector or score for each request. Its `max_tokens` is 1, and this token is never computed."""
 
-    def _take_result(self, request: Request, result: ModelRunnerOutput, plan: StepPlan, now: float) -> EngineCoreOutput:
+    def _take_result(self, request: Request, result: ModelRunnerOutput, plan: NextStep, now: float) -> EngineCoreOutput:
         """Finish a request. The place of its next token is given up."""
         request.drop_pending()
         self._finish(request, FinishReason.STOP, now)

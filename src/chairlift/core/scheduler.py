@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from chairlift.config import FAIR_POLICIES, SchedulerConfig
-from chairlift.core.continuous_batching import ContinuousBatching, RunningBatch, StepPlan
+from chairlift.core.continuous_batching import ContinuousBatching, NextStep, RunningBatch
 from chairlift.core.deadlines import Deadlines, timeout_output
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.core.length_predictors import make_length_predictor
@@ -59,7 +59,7 @@ class Scheduler:
         self._deadlines = Deadlines()
         speculative = config.speculative_config
         self._drafts = None if speculative is None else DraftSelection(config, speculative)
-        self._in_flight: deque[StepPlan] = deque()
+        self._in_flight: deque[NextStep] = deque()
         self._outbox: list[EngineCoreOutput] = []
         self._num_arrived = 0
         self._step = 0
@@ -135,7 +135,7 @@ class Scheduler:
         if self._drafts is not None and self._in_flight:
             return None
         self._batch.begin_step(now)
-        plan = StepPlan(SchedulerOutput(self._step, {}), now)
+        plan = NextStep(SchedulerOutput(self._step, {}), now)
         self._batch.fill(plan)
         if not plan.output.num_scheduled_tokens:
             return None
@@ -173,7 +173,7 @@ class Scheduler:
         self._meter.record_result(result, finished, now)
         return outputs
 
-    def _take_result(self, request: Request, result: ModelRunnerOutput, plan: StepPlan, now: float) -> EngineCoreOutput:
+    def _take_result(self, request: Request, result: ModelRunnerOutput, plan: NextStep, now: float) -> EngineCoreOutput:
         """Append the sampled tokens of a request, and finish it at a stop token or at its length."""
         request_id = request.request_id
         tokens = request.append_sampled(result.token_ids[request_id])

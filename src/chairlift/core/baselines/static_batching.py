@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from chairlift.config import SchedulerConfig
-from chairlift.core.continuous_batching import RunningBatch, StepPlan
+from chairlift.core.continuous_batching import NextStep, RunningBatch
 from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand
 from chairlift.core.length_predictors import forced_output_len
 from chairlift.core.measuring.scheduler_meter import SchedulerMeter
@@ -53,7 +53,7 @@ class StaticBatching(RunningBatch):
             self._longest_output = 0
         self._longest_output = max(self._longest_output, output_len)
 
-    def fill(self, plan: StepPlan) -> None:
+    def fill(self, plan: NextStep) -> None:
         if not self.running:
             self._start_batch(plan)
         if (head := self.waiting.peek()) is not None:
@@ -64,7 +64,7 @@ class StaticBatching(RunningBatch):
         if self.running:
             self._schedule_columns(plan)
 
-    def _start_batch(self, plan: StepPlan) -> None:
+    def _start_batch(self, plan: NextStep) -> None:
         """Admit the members of a new batch."""
         num_available = self._kv.num_blocks
         self._num_output_columns = 0
@@ -85,7 +85,7 @@ class StaticBatching(RunningBatch):
             num_available -= needed
             self.admit(self.waiting.pop(), plan)
 
-    def _schedule_columns(self, plan: StepPlan) -> None:
+    def _schedule_columns(self, plan: NextStep) -> None:
         """Schedule the next columns of all rows: as many as the token budget allows, at least one."""
         members = self.running
         uncomputed = [_num_uncomputed(member) for member in members]
@@ -99,7 +99,7 @@ class StaticBatching(RunningBatch):
         if columns >= columns_left:
             self._num_output_columns += 1
 
-    def _schedule_row(self, member: Request, count: int, padding: int, plan: StepPlan) -> None:
+    def _schedule_row(self, member: Request, count: int, padding: int, plan: NextStep) -> None:
         if padding:
             plan.output.num_padding_tokens[member.request_id] = padding
             self._meter.record_padding(member, padding)

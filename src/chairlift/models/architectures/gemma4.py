@@ -52,7 +52,7 @@ UNNEEDED_MODULES: Final = ("k_proj", "v_proj", "k_norm", "v_norm")
 
 
 @dataclass(frozen=True, slots=True)
-class LayerSizes:
+class LayerShape:
     """The properties in which layers of one model differ.
 
     Attributes:
@@ -68,7 +68,7 @@ class LayerSizes:
 
 
 def declare_gemma4(
-    sizes: LlamaSizes, layers: Sequence[LayerSizes], input_size: int, input_vocab_size: int
+    sizes: LlamaSizes, layers: Sequence[LayerShape], input_size: int, input_vocab_size: int
 ) -> ModelConfig:
     """Return the declaration of a model.
 
@@ -85,7 +85,7 @@ def declare_gemma4(
     return replace(sizes.declare(), layers=declared, per_layer_inputs=inputs, unneeded_modules=unneeded)
 
 
-def _declare_layer(sizes: LlamaSizes, index: int, own: LayerSizes, input_size: int) -> LayerSpec:
+def _declare_layer(sizes: LlamaSizes, index: int, own: LayerShape, input_size: int) -> LayerSpec:
     experts = sizes.experts
     sizes = replace(
         sizes,
@@ -248,14 +248,14 @@ def _read_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     return windows
 
 
-def _read_layers(fields: ConfigFields, windows: Sequence[int | None]) -> list[LayerSizes]:
+def _read_layers(fields: ConfigFields, windows: Sequence[int | None]) -> list[LayerShape]:
     num_shared = fields.integer("num_kv_shared_layers", 0, low=0, high=len(windows) - 1)
     sources = find_kv_sources(fields, "num_kv_shared_layers", windows, num_shared)
     keys_are_values = fields.flag("attention_k_eq_v", False)
     inner = fields.integer("intermediate_size")
     shared_inner = inner * (2 if fields.flag("use_double_wide_mlp", False) else 1)
     found = [
-        LayerSizes(
+        LayerShape(
             head_dim,
             num_kv_heads,
             inner if source is None else shared_inner,
@@ -270,7 +270,7 @@ def _read_layers(fields: ConfigFields, windows: Sequence[int | None]) -> list[La
     return found
 
 
-def check_shared_heads(fields: ConfigFields, key: str, layers: Sequence[LayerSizes]) -> None:
+def check_shared_heads(fields: ConfigFields, key: str, layers: Sequence[LayerShape]) -> None:
     """Check that each layer has the KV heads of the layer whose K and V it reads.
 
     Args:
@@ -330,7 +330,7 @@ def _read_changed_heads(changed: ConfigFields | None, heads: tuple[int, int]) ->
     return changed.integer("head_dim", heads[0], high=4096), changed.integer("num_key_value_heads", heads[1])
 
 
-def _read_ropes(fields: ConfigFields, windows: Sequence[int | None], layers: Sequence[LayerSizes]) -> list[RopeConfig]:
+def _read_ropes(fields: ConfigFields, windows: Sequence[int | None], layers: Sequence[LayerShape]) -> list[RopeConfig]:
     both = fields.mapping("rope_parameters") or ConfigFields(DEFAULT_ROPES, fields.source)
     ropes = []
     for window, layer in zip(windows, layers, strict=True):
@@ -364,7 +364,7 @@ def read_gemma4_gguf(header: GGUFHeader) -> ModelConfig:
     return declare_gemma4(sizes, layers, input_size, sizes.vocab_size)
 
 
-def _read_gguf_layers(header: GGUFHeader, windows: Sequence[int | None]) -> list[LayerSizes]:
+def _read_gguf_layers(header: GGUFHeader, windows: Sequence[int | None]) -> list[LayerShape]:
     key = "attention.shared_kv_layers"
     num_shared = header.integer(key, 0, low=0, high=len(windows) - 1)
     heads, head_dims = header.uniform("num_attention_heads"), _read_gguf_head_dims(header)
@@ -379,7 +379,7 @@ def _read_gguf_layers(header: GGUFHeader, windows: Sequence[int | None]) -> list
     for index, (window, source, num_kv_heads, inner) in enumerate(layers):
         exact_quotient(header, "num_attention_heads", heads, "num_key_value_heads", num_kv_heads)
         has_values = not header.tensor_names or f"blk.{index}.attn_v.weight" in header.tensor_names
-        found.append(LayerSizes(head_dims[window is None], num_kv_heads, inner, source, has_values))
+        found.append(LayerShape(head_dims[window is None], num_kv_heads, inner, source, has_values))
     check_shared_heads(header, key, found)
     return found
 

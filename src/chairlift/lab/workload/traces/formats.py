@@ -194,7 +194,7 @@ class ShareGPTMessage(Struct):
     value: str
 
 
-class Conversation(Struct):
+class ShareGPTEntry(Struct):
     """One conversation of ShareGPT."""
 
     conversations: list[ShareGPTMessage]
@@ -214,12 +214,12 @@ def read_sharegpt(path: Path, options: TraceOptions) -> Requests:
     """
     tokenize = options.tokenizer(path)
     with open_text_file(path) as file, named_errors(f"{path}"):
-        entries = msgspec.json.decode(file.read(), type=list[Conversation])
+        entries = msgspec.json.decode(file.read(), type=list[ShareGPTEntry])
     for index, entry in enumerate(entries):
         yield _first_turn(f"sharegpt-{index}", entry, tokenize)
 
 
-def _first_turn(name: str, entry: Conversation, tokenize: Callable[[str], Sequence[int]]) -> WorkloadRequest | None:
+def _first_turn(name: str, entry: ShareGPTEntry, tokenize: Callable[[str], Sequence[int]]) -> WorkloadRequest | None:
     """The first message of a user that is directly followed by an answer; None if there is none within the limits."""
     for message, answer in pairwise(entry.conversations):
         if message.role in USERS and answer.role in MODELS:
