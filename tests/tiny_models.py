@@ -466,54 +466,54 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 CASES: Final = """
-architecture    engine  layout  torch  bits  recorded  windows  states  tensors  planned
-llama           x       x       x      .     x         .        .       x        x
-llama3          .       .       .      .     .         .        .       .        .
-mistral         x       x       .      .     x         x        .       .        .
-qwen2           x       .       .      .     x         x        .       .        .
-qwen3           .       .       .      .     x         .        .       .        .
-gemma           .       .       .      .     .         .        .       .        .
-gemma2          x       .       .      x     .         .        .       .        .
-gemma3          x       x       .      x     .         x        .       .        .
-gemma4          x       x       x      x     x         .        .       x        x
-gemma4_moe      x       .       .      .     x         .        .       .        x
-gemma4_unified  .       .       .      .     .         .        .       .        .
-ministral3      x       .       .      x     x         .        .       .        .
-granite         .       .       .      x     .         .        .       .        .
-granite4        .       .       .      .     .         .        .       .        .
-granite4_h      x       x       x      .     .         .        x       x        x
-falcon_h1       x       x       .      .     .         .        x       .        .
-nemotron_h      x       .       .      .     .         .        x       .        .
-granite4_h_moe  .       .       .      .     .         .        .       .        x
-nemotron_h_moe  .       .       .      .     .         .        .       .        x
-smollm3         x       .       .      .     .         x        .       .        .
-cohere          .       .       .      .     .         .        .       x        .
-cohere2         x       .       .      .     .         .        .       .        x
-hunyuan         .       .       .      .     .         .        .       .        .
-olmo2           .       .       .      .     .         .        .       .        .
-arcee           .       .       .      .     .         .        .       .        .
-seed_oss        .       .       .      .     .         .        .       .        .
-phi3            x       .       .      .     .         x        .       x        x
-olmo3           .       .       .      x     .         .        .       .        .
-ernie4_5        .       .       .      .     .         .        .       x        .
-exaone4         .       .       .      .     .         .        .       .        .
-mixtral         x       .       .      .     .         .        .       x        .
-qwen3_moe       .       .       .      .     x         .        .       .        x
-olmoe           .       .       .      .     .         .        .       .        x
-granitemoe      .       .       .      .     .         .        .       x        .
-gpt_oss         x       .       .      x     .         x        .       x        x
-lfm2            x       x       x      .     .         .        x       x        .
-lfm2_moe        .       .       .      x     .         .        .       .        x
-qwen3_5         x       x       x      x     .         .        x       .        .
-qwen3_5_moe     .       .       .      x     .         .        .       x        x
-olmo_hybrid     .       .       .      .     .         .        .       x        x
-qwen3_next      .       .       .      .     .         .        .       .        .
-deepseek_v2     .       .       .      .     .         .        .       .        .
-deepseek_v3     x       .       .      .     .         .        .       x        x
-glm4            .       .       .      .     .         .        .       .        .
-glm4_moe        .       .       .      .     .         .        .       .        .
-glm4_moe_lite   x       x       x      .     .         .        .       .        .
-opt             x       .       .      .     x         .        .       x        x
+architecture    engine  layout  torch  bits  recorded  windows  states  names  tensors  planned
+llama           x       x       x      .     x         .        .       x      .        x
+llama3          .       .       .      .     .         .        .       .      .        .
+mistral         x       x       .      .     x         x        .       .      .        .
+qwen2           x       .       .      .     x         x        .       .      .        .
+qwen3           .       .       .      .     x         .        .       .      .        .
+gemma           .       .       .      .     .         .        .       .      .        .
+gemma2          x       .       .      x     .         .        .       .      .        .
+gemma3          x       x       .      x     .         x        .       .      .        .
+gemma4          x       x       x      x     x         .        .       x      .        x
+gemma4_moe      x       .       .      .     x         .        .       .      .        x
+gemma4_unified  .       .       .      .     .         .        .       .      .        .
+ministral3      x       .       .      x     x         .        .       .      .        .
+granite         .       .       .      x     .         .        .       .      .        .
+granite4        .       .       .      .     .         .        .       .      .        .
+granite4_h      x       x       x      .     .         .        x       x      .        x
+falcon_h1       x       x       .      .     .         .        x       .      .        .
+nemotron_h      x       .       .      .     .         .        x       .      .        .
+granite4_h_moe  .       .       .      .     .         .        .       .      .        x
+nemotron_h_moe  .       .       .      .     .         .        .       .      .        x
+smollm3         x       .       .      .     .         x        .       .      .        .
+cohere          .       .       .      .     .         .        .       .      x        .
+cohere2         x       .       .      .     .         .        .       .      .        x
+hunyuan         .       .       .      .     .         .        .       .      .        .
+olmo2           .       .       .      .     .         .        .       .      .        .
+arcee           .       .       .      .     .         .        .       .      .        .
+seed_oss        .       .       .      .     .         .        .       .      .        .
+phi3            x       .       .      .     .         x        .       x      .        x
+olmo3           .       .       .      x     .         .        .       .      .        .
+ernie4_5        .       .       .      .     .         .        .       .      x        .
+exaone4         .       .       .      .     .         .        .       .      .        .
+mixtral         x       .       .      .     .         .        .       .      x        .
+qwen3_moe       .       .       .      .     x         .        .       .      .        x
+olmoe           .       .       .      .     .         .        .       .      .        x
+granitemoe      .       .       .      .     .         .        .       .      x        .
+gpt_oss         x       .       .      x     .         x        .       .      x        x
+lfm2            x       x       x      .     .         .        x       x      .        .
+lfm2_moe        .       .       .      x     .         .        .       .      .        x
+qwen3_5         x       x       x      x     .         .        x       .      .        .
+qwen3_5_moe     .       .       .      x     .         .        .       .      x        x
+olmo_hybrid     .       .       .      .     .         .        .       .      x        x
+qwen3_next      .       .       .      .     .         .        .       .      .        .
+deepseek_v2     .       .       .      .     .         .        .       .      .        .
+deepseek_v3     x       .       .      .     .         .        .       .      x        x
+glm4            .       .       .      .     .         .        .       .      .        .
+glm4_moe        .       .       .      .     .         .        .       .      .        .
+glm4_moe_lite   x       x       x      .     .         .        .       .      .        .
+opt             x       .       .      .     x         .        .       x      .        x
 """
 """The properties that a case of an architecture protects.
 
@@ -524,7 +524,8 @@ opt             x       .       .      .     x         .        .       x       
 - recorded: steps that are replayed from a recording.
 - windows: blocks that are released when they leave a window.
 - states: bits of state that do not depend on the division of a prompt.
-- tensors: each way in which files store the matrices of a layer, in one file and in shards.
+- names: parameters that have the names of transformers, in one file and in shards.
+- tensors: each other way in which files store the matrices of a layer, in one file and in shards.
 - planned: the bytes of packed matrices, for each kind of matrix.
 """
 

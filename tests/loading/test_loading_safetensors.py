@@ -68,12 +68,15 @@ def test_every_tensor_is_read(tiny_model_dir: TinyModelDir, arch: str, max_shard
     assert all(re.search(r"norm|scal|bias|sinks|conv|A_log", name) for name in weights.unused())
 
 
+@pytest.mark.parametrize("arch", architectures_with("names"))
 @loop_over("max_shard_size", ["1GB", "40KB"])
-def test_tensors_equal_the_state_dict(tiny_model_dir: TinyModelDir, max_shard_size: str) -> None:
-    folder = tiny_model_dir("llama", max_shard_size=max_shard_size)
+def test_tensors_equal_the_state_dict(tiny_model_dir: TinyModelDir, arch: str, max_shard_size: str) -> None:
+    folder = tiny_model_dir(arch, max_shard_size=max_shard_size)
+    assert (folder / INDEX).exists() is (max_shard_size == "40KB")
     weights = open_folder(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
-    for name, parameter in model.named_parameters():
+    buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in model.state_dict())
+    for name, parameter in (*model.named_parameters(), *buffers):
         assert torch.equal(weights.tensor(name, tuple(parameter.shape)), parameter.detach()), name
     assert weights.unused() == []
 
