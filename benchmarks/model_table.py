@@ -95,7 +95,7 @@ TEMPLATES: Final = {
     "qwen3": "Qwen3 Qwen3Moe",
     "smollm3": "SmolLM3",
 }
-"""A template of `tests/chat_templates.py` -> the rows whose models have such a template."""
+"""A template of `tests/support/chat_templates.py` -> the rows whose models have such a template."""
 
 INTRODUCTION: Final = """\
 # Tested models
@@ -118,7 +118,7 @@ def tested_rows() -> dict[str, dict[str, list[str]]]:
     """For each column: a parameter of its tests (a key of TINY_MODELS, or a template) -> the rows that it is about."""
     tests = ROOT / "tests"
     sys.path.append(str(tests))
-    models = importlib.import_module("tiny_models").TINY_MODELS
+    models = importlib.import_module("support.tiny_models").TINY_MODELS
     rows = {variant: [family] for variant, (family, _) in models.items()}
     templates = {template: families.split() for template, families in TEMPLATES.items()}
     return {column.title: templates if column.title == "chat template" else rows for column in COLUMNS}

@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, settings
 from safetensors.torch import load_file, save_file
 
 from chairlift.kernels.kernel_set import KERNEL_SETS
-from tiny_models import make_tiny_config
-from waiting import AMPLE_SECONDS
+from support.tiny_models import make_tiny_config
+from support.waiting import AMPLE_SECONDS
 
-KERNEL_SETS["reference"] = "reference_kernels:ReferenceKernelSet"
+KERNEL_SETS["reference"] = "support.reference_kernels:ReferenceKernelSet"
 torch.set_num_threads(1)
 # How long an example takes depends on what else the machine does.
 settings.register_profile("chairlift", deadline=None, suppress_health_check=[HealthCheck.too_slow])

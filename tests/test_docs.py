@@ -15,8 +15,8 @@ from benchmarks import run_pictures
 from chairlift.cli.main import app
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.loading.fetch import PACKAGED_MODELS
-from command_runner import all_commands, find_command, invoke, options_of
-from shown_lines import LOG_LINE, OF_FAILURES, OF_THE_START
+from support.command_runner import all_commands, find_command, invoke, options_of
+from support.shown_lines import LOG_LINE, OF_FAILURES, OF_THE_START
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("benchmarks", "deploy", "docs", "examples", "src", "tests", "tools")

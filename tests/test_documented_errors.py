@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from command_runner import invoke
-from native import needs_native
+from support.command_runner import invoke
+from support.native import needs_native
 
 ROOT = Path(__file__).parent.parent
 SHOWN = re.compile(r"^ *\$ chairlift (.*)\n *error: (.*)$", re.MULTILINE)

@@ -8,7 +8,7 @@ import pytest
 
 from chairlift.events import from_json, read_events
 from chairlift.observability.event_log import EventFile, encode_event
-from fakes import make_engine, make_request, run_to_end
+from support.fakes import make_engine, make_request, run_to_end
 
 
 def test_every_event_survives_the_file(tmp_path: Path) -> None:

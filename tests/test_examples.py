@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from chairlift import AsyncLLM
-from running_server import MODEL, RunningServer, run_server
+from support.running_server import MODEL, RunningServer, run_server
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 CLIENTS = {

@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from chairlift import AsyncLLM
-from running_server import run_server
-from tiny_engine import tiny_options
+from support.running_server import run_server
+from support.tiny_engine import tiny_options
 from tools.generated_calls import SERVER_OPTIONS, Outcome, fuzz_api, fuzz_bodies
 
 CASES_A_ROUND = 500

@@ -38,8 +38,8 @@ from benchmarks.victim import VictimProcess, VictimReport, victim_beside
 from rich.console import Console
 from rich.table import Table
 
-from plain_http import NO_TLS
-from served import as_options
+from support.plain_http import NO_TLS
+from support.served import as_options
 from tools.cost_cases import BASES, MAX_RATIO, MULTIPLIERS, PATHS, Case, all_cases, multiplied_cases
 
 MAX_DELAY: Final = 0.1

@@ -21,7 +21,7 @@ from chairlift.loading.model_source import FolderSource
 from chairlift.loading.text.gguf_tokenizer import GGUFVocabulary, build_tokenizer
 from chairlift.loading.text.hf_tokenizer import folder_tokenizer
 from chairlift.models.registry import read_gguf_config, read_hf_config
-from tiny_tokenizer import write_tokenizer
+from support.tiny_tokenizer import write_tokenizer
 from tools.fuzz_targets import INTERESTING, JSON, Target, altered, damaged, deep
 
 CPU = torch.device("cpu")

@@ -27,14 +27,14 @@ from rich.console import Console
 from rich.table import Table
 
 from chairlift.loading.fetch import DEFAULT_MODEL
-from plain_http import NO_TLS
-from pooling_models import write_pooling_model
-from served import Served, serve
-from tiny_engine import CONFIG, tiny_options
+from support.plain_http import NO_TLS
+from support.pooling_models import write_pooling_model
+from support.served import Served, serve
+from support.tiny_engine import CONFIG, tiny_options
+from support.waiting import AMPLE_SECONDS
 from tools.process_memory import WINDOW_SECONDS, MemoryLog, MemoryTrend
 from tools.soak_calls import ADAPTER, CHAT, ENCODER, TINY, SoakCalls, write_adapter
 from tools.soak_load import SERVER_OPTIONS, Tally, check_pool, make_requests, run_load, wait_until_idle
-from waiting import AMPLE_SECONDS
 
 ROUND_COMPLETIONS = 500
 ROUND_CALLS = 120

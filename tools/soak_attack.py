@@ -36,9 +36,9 @@ from benchmarks.server_process import ServerProcess, Usage, checkout_of, server_
 from rich.console import Console
 from rich.table import Table
 
-from plain_http import NO_TLS
+from support.plain_http import NO_TLS
+from support.waiting import AMPLE_SECONDS
 from tools.soak_load import SoakRequest, Tally, make_requests, run_load
-from waiting import AMPLE_SECONDS
 
 MIN_SHARE: Final = 0.9
 """Of the fair share of the load, which is half of its throughput alone."""

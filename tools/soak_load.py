@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 
 from chairlift.events import EngineStarted, Step, from_json
-from served import Served
-from waiting import AMPLE_SECONDS
+from support.served import Served
+from support.waiting import AMPLE_SECONDS
 
 SERVER_OPTIONS: dict[str, Any] = {
     "num_kv_blocks": 48,

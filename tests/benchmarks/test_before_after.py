@@ -13,8 +13,8 @@ import pytest
 from benchmarks.server_process import Checkout, server_process
 
 from benchmarks import before_after
-from byte_tokenizer import VOCAB_SIZE
 from server.api_model import with_api_tokenizer
+from support.byte_tokenizer import VOCAB_SIZE
 
 
 def test_arrivals_are_those_of_the_seed() -> None:

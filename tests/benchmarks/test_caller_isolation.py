@@ -11,8 +11,8 @@ import pytest
 from benchmarks.server_process import checkout_of
 
 from benchmarks import caller_isolation
-from byte_tokenizer import VOCAB_SIZE
 from server.api_model import with_api_tokenizer
+from support.byte_tokenizer import VOCAB_SIZE
 
 FIGURES = {
     "seconds",

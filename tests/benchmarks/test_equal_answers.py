@@ -13,8 +13,8 @@ from benchmarks.equal_answers import Comparison, RandomCall, make_calls, normali
 from benchmarks.server_process import server_process
 
 from benchmarks import equal_answers
-from byte_tokenizer import VOCAB_SIZE
 from server.api_model import with_api_tokenizer
+from support.byte_tokenizer import VOCAB_SIZE
 
 CALL = RandomCall("/v1/completions", {"prompt": "x"}, frozenset({"text"}))
 KINDS = {"list of prompts", "n > 1", "beams", "stream", "truncated", "logprobs", "prompt_logprobs", "stop_token_ids"}

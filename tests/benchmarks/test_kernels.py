@@ -26,7 +26,7 @@ from chairlift.kernels.cpu.tape import MAX_ROWS
 from chairlift.loading.resolve import resolve_model
 from chairlift.models.declaration.matrix_spec import LM_HEAD, MatrixSpec
 from chairlift.models.declaration.model_config import ModelConfig
-from native import needs_native
+from support.native import needs_native
 
 TinyModel = Callable[..., Path]
 SPEEDS = {"dot_s8s8": 100.0, "dot_u4s8": 200.0, "fma": 50.0, "read": 10.0}

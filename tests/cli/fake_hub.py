@@ -8,7 +8,7 @@ import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from waiting import AMPLE_SECONDS
+from support.waiting import AMPLE_SECONDS
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

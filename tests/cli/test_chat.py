@@ -19,8 +19,8 @@ import pytest
 from chairlift.cli.chat import COMMANDS, ChatHistory
 from chairlift.cli.chat_engine import AnswerStats
 from chairlift.errors import ConfigError
-from command_runner import invoke
-from waiting import AMPLE_SECONDS
+from support.command_runner import invoke
+from support.waiting import AMPLE_SECONDS
 
 COMMAND = [sys.executable, "-m", "chairlift"]
 POOL = ["--num-kv-blocks", "100", "--num-threads", "1"]

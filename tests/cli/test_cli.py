@@ -20,7 +20,6 @@ import openai
 import pytest
 
 import chairlift
-from byte_tokenizer import write_byte_tokenizer
 from chairlift.__main__ import main as run_process
 from chairlift.cli.main import main, run_command
 from chairlift.errors import ConfigError
@@ -28,10 +27,11 @@ from chairlift.lab.bench.workload_options import WorkloadOptions
 from chairlift.options import declared_options
 from chairlift.server.access.keys import load_keys
 from chairlift.slo import SLO
-from command_runner import all_commands, arguments_of, invoke, options_of
-from native import unavailable_reason
-from shown_lines import OF_THE_START, lines_not_printed
-from waiting import AMPLE_SECONDS
+from support.byte_tokenizer import write_byte_tokenizer
+from support.command_runner import all_commands, arguments_of, invoke, options_of
+from support.native import unavailable_reason
+from support.shown_lines import OF_THE_START, lines_not_printed
+from support.waiting import AMPLE_SECONDS
 
 COMMAND = [sys.executable, "-m", "chairlift"]
 

@@ -14,9 +14,9 @@ import pytest
 
 from chairlift.errors import ChairliftError, ConfigError
 from chairlift.lab.sim.devices import DEVICES
-from command_runner import CommandResult, invoke, run_arguments
-from native import needs_native
-from pooling_models import write_pooling_model
+from support.command_runner import CommandResult, invoke, run_arguments
+from support.native import needs_native
+from support.pooling_models import write_pooling_model
 
 
 def run(*arguments: str) -> CommandResult:

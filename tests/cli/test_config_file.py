@@ -10,7 +10,7 @@ import pytest
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.server.preparation.api_options import ApiOptions
-from command_runner import invoke, run_arguments
+from support.command_runner import invoke, run_arguments
 
 
 @pytest.fixture

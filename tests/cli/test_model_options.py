@@ -9,7 +9,7 @@ import pytest
 
 from chairlift.errors import ConfigError
 from chairlift.server.models.model_options import ModelSpec
-from command_runner import invoke, run_arguments
+from support.command_runner import invoke, run_arguments
 
 
 @pytest.fixture

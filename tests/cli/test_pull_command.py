@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from fake_hub import COMMIT, FakeHub
 
-from command_runner import invoke
-from waiting import AMPLE_SECONDS
+from support.command_runner import invoke
+from support.waiting import AMPLE_SECONDS
 
 NAME = "tiny-org/tiny-model"
 LARGE = 24 << 20

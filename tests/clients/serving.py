@@ -57,7 +57,7 @@ def _address(log: IO[str]) -> str:
 
 def write_embedding_model(folder: Path) -> str:
     """Write a tiny BERT without weights."""
-    from pooling_models import SIZES, write_tokenizer
+    from support.pooling_models import SIZES, write_tokenizer
 
     write_tokenizer(folder)
     config: dict[str, Any] = {"architectures": ["BertModel"], "model_type": "bert", "type_vocab_size": 2, **SIZES}
@@ -68,7 +68,7 @@ def write_embedding_model(folder: Path) -> str:
 @contextmanager
 def scripted_servers(folder: Path) -> Iterator[dict[str, str]]:
     """Run the two servers of --scripted; yields their addresses."""
-    from chat_templates import QWEN3
+    from support.chat_templates import QWEN3
 
     models = {
         "smollm2-135m-instruct": {"model": "smollm2-135m-instruct", "num-kv-blocks": 400},

@@ -13,7 +13,7 @@ import yaml
 
 from chairlift.cluster.application import build_application, read_serve_options
 from chairlift.errors import ConfigError, ModelLoadError
-from tiny_engine import tiny_options
+from support.tiny_engine import tiny_options
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "ray"
 

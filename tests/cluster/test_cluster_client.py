@@ -24,10 +24,10 @@ from chairlift.lora import LoRARequest
 from chairlift.outputs import EngineCoreOutput, RequestOutput
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ServedModel
-from in_process_cluster import InProcessTransport, make_cluster
-from pooling_models import write_pooling_model
-from step_gate import StepGate
-from waiting import AMPLE_SECONDS, until
+from support.in_process_cluster import InProcessTransport, make_cluster
+from support.pooling_models import write_pooling_model
+from support.step_gate import StepGate
+from support.waiting import AMPLE_SECONDS, until
 
 PROMPT = list(range(5, 45))
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import httpx
 
-from byte_tokenizer import VOCAB_SIZE, write_byte_tokenizer
 from chairlift import AsyncLLM, EngineConfig
 from chairlift.cluster.cluster_app import ClusterSetup, build_cluster_app
 from chairlift.cluster.cluster_client import ClusterClient
 from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.server.api.routes import LARGE_BODY
 from chairlift.server.models.model_options import ModelSpec
-from in_process_cluster import InProcessTransport
-from running_server import open_options, run_app
+from support.byte_tokenizer import VOCAB_SIZE, write_byte_tokenizer
+from support.in_process_cluster import InProcessTransport
+from support.running_server import open_options, run_app
 
 
 def test_large_bodies_select_their_model(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:

@@ -25,10 +25,10 @@ from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.cluster.local_cluster import LocalCluster, describe_ray_error, end_process
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
-from ray_settings import read_settings
-from running_server import completion_body
-from tiny_engine import tiny_options
-from waiting import AMPLE_SECONDS, wait_for
+from support.ray_settings import read_settings
+from support.running_server import completion_body
+from support.tiny_engine import tiny_options
+from support.waiting import AMPLE_SECONDS, wait_for
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")
 

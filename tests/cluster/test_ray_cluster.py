@@ -18,9 +18,9 @@ import openai
 import pytest
 
 from chairlift.cluster.usage_aggregator import SharedUsage
-from ray_settings import free_port, read_settings, replica_processes
-from tiny_engine import tiny_options
-from waiting import AMPLE_SECONDS, wait_for
+from support.ray_settings import free_port, read_settings, replica_processes
+from support.tiny_engine import tiny_options
+from support.waiting import AMPLE_SECONDS, wait_for
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")
 

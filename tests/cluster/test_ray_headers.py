@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from chairlift.cluster.ray_headers import RAY_HEADERS, middlewares
-from ray_settings import read_settings
+from support.ray_settings import read_settings
 
 
 def headers_behind_the_filter(*headers: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:

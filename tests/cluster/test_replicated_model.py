@@ -27,10 +27,10 @@ from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import MAX_ENDED_REPLICAS, ServedModel, VisibleEngine
 from chairlift.server.serve_options import ObservabilityOptions
 from chairlift.server.telemetry.tracing import LOST_STATUS, RESENT_STATUS
-from in_process_cluster import InProcessTransport, make_cluster
-from running_server import open_options, redirect_access_log, run_app
-from step_gate import StepGate
-from waiting import wait_for
+from support.in_process_cluster import InProcessTransport, make_cluster
+from support.running_server import open_options, redirect_access_log, run_app
+from support.step_gate import StepGate
+from support.waiting import wait_for
 
 
 @dataclass

@@ -16,7 +16,7 @@ from chairlift.core.engine_core import EngineCore
 from chairlift.events import EventList, RequestWaiting, Step
 from chairlift.request import Request, RequestStatus
 from chairlift.sampling_params import SamplingParams
-from fakes import make_engine, make_request
+from support.fakes import make_engine, make_request
 
 WIDTH = 10
 MAX_STEPS = 6_000

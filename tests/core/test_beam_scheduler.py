@@ -17,9 +17,9 @@ from chairlift.outputs import EngineCoreOutput, Logprob, ModelRunnerOutput, Toke
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
 from chairlift.slo import SLO
-from fakes import expected_tokens, likely_tokens, make_engine, make_request
-from kv_invariants import check_manager
-from tracked_engine import started
+from support.fakes import expected_tokens, likely_tokens, make_engine, make_request
+from support.kv_invariants import check_manager
+from support.tracked_engine import started
 
 VOCAB_SIZE = 16
 

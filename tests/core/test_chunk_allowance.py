@@ -11,7 +11,7 @@ from chairlift.core.chunk_allowance import ChunkAllowance
 from chairlift.events import Step
 from chairlift.slo import SLO
 from chairlift.step_time import CHUNK_MULTIPLE, StepTime
-from fakes import make_engine, make_request
+from support.fakes import make_engine, make_request
 
 TIME = StepTime(fixed=0.01, per_token=0.001, per_pair=1e-5, decode_target=0.05, prefill_target=0.5)
 

@@ -9,7 +9,7 @@ import pytest
 from chairlift.clock import VirtualClock
 from chairlift.core.engine_core import EngineCore
 from chairlift.events import RequestFinished
-from fakes import make_engine, make_request, run_to_end
+from support.fakes import make_engine, make_request, run_to_end
 
 
 def clock_of(core: EngineCore) -> VirtualClock:

@@ -9,7 +9,7 @@ from chairlift.core import length_predictors
 from chairlift.core.length_predictors import HistoryPredictor, LengthPredictor, make_length_predictor
 from chairlift.errors import ConfigError, RequestError
 from chairlift.request import FinishReason, Request
-from fakes import make_engine, make_request
+from support.fakes import make_engine, make_request
 
 
 def finish(

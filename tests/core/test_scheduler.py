@@ -10,7 +10,7 @@ from chairlift.errors import ConfigError, RequestError
 from chairlift.events import EventList, RequestFinished, RequestRejected, RequestWaiting, Step
 from chairlift.outputs import ModelRunnerOutput
 from chairlift.request import FinishReason, Request, RequestStatus
-from fakes import expected_tokens, make_engine, make_request, run_to_end
+from support.fakes import expected_tokens, make_engine, make_request, run_to_end
 
 
 def steps(events: EventList) -> list[Step]:

@@ -20,9 +20,9 @@ from chairlift.events import RequestArrived, RequestFinished, RequestRejected, S
 from chairlift.outputs import SchedulerOutput
 from chairlift.request import RequestStatus, WaitReason
 from chairlift.slo import SLO
-from fakes import PartlyRightProposals, collect, expected_tokens, make_engine, make_request
-from kv_invariants import check_manager
-from slot_census import slot_census
+from support.fakes import PartlyRightProposals, collect, expected_tokens, make_engine, make_request
+from support.kv_invariants import check_manager
+from support.slot_census import slot_census
 
 WINDOWS = st.sampled_from([FULL, FULL, (3,), (None, 5), (2, None, 2, 7), (None, 4, 4, None)])
 CHECKPOINTS = st.one_of(st.none(), st.tuples(st.integers(0, 6), st.integers(1, 4)))

@@ -23,7 +23,7 @@ from chairlift.server.access.access_options import ServerLimits
 from chairlift.server.access.call import PUBLIC_PATHS
 from chairlift.server.serve_options import ACCESS_LOG_FORMATS
 from chairlift.server.telemetry.engine_observer import engine_metrics
-from command_runner import arguments_of
+from support.command_runner import arguments_of
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

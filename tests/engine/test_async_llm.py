@@ -16,9 +16,9 @@ from chairlift.engine.process.client import EngineClient
 from chairlift.errors import EngineDeadError, RequestError
 from chairlift.events import Event, Step
 from chairlift.outputs import RequestOutput
-from step_gate import StepGate
-from tiny_engine import tiny_options
-from waiting import AMPLE_SECONDS, until
+from support.step_gate import StepGate
+from support.tiny_engine import tiny_options
+from support.waiting import AMPLE_SECONDS, until
 
 Make = Callable[..., AsyncLLM]
 

@@ -20,8 +20,8 @@ from chairlift.engine.startup.loaded_model import load_model
 from chairlift.kernels.cpu import load
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.kv_layout import KVLayout
-from native import needs_native, unavailable_reason
-from request_runner import SAMPLING, RequestRunner, RequestSpec
+from support.native import needs_native, unavailable_reason
+from support.request_runner import SAMPLING, RequestRunner, RequestSpec
 
 pytestmark = needs_native
 

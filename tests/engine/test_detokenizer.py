@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from chairlift.engine.detokenizer import MAX_HELD, IncrementalDetokenizer, StopStrings
 from chairlift.loading.model_source import GGUFSource
 from chairlift.loading.text.tokenizer import Tokenizer
-from gguf_files import write_tokenizer_gguf
+from support.gguf_files import write_tokenizer_gguf
 
 PIECES = [*"▁abtheHlo", "▁t", "▁th", "▁the", "▁H", "▁He", "▁▁", "😀", "漢"]
 SENTENCEPIECE: dict[str, Any] = {

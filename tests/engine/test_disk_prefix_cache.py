@@ -16,7 +16,7 @@ from chairlift.engine.startup.loaded_model import LoadedDecoder
 from chairlift.errors import ConfigError
 from chairlift.outputs import RequestOutput
 from chairlift.worker.disk_block_store import DiskBlockStore
-from native import needs_native
+from support.native import needs_native
 
 PROMPTS = [list(range(1, 60)), [*range(1, 40), 7, 8, 9], [5] * 33]
 

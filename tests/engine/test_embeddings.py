@@ -19,8 +19,8 @@ from chairlift.engine.startup.required_memory import PROCESS_BYTES, plan_require
 from chairlift.errors import ConfigError, ModelLoadError, RequestError
 from chairlift.loading.text.rerank_prompt import encode_rerank_prompt
 from chairlift.loading.text.tokenizer import Tokenizer
-from native import needs_native
-from pooling_models import TEXTS, write_pooling_model
+from support.native import needs_native
+from support.pooling_models import TEXTS, write_pooling_model
 
 KERNELS = ["torch", pytest.param("native", marks=needs_native)]
 EMBEDDERS = [

@@ -24,9 +24,9 @@ from chairlift.events import EventList, Step
 from chairlift.kernels.cpu import load
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.registry import read_hf_config
-from native import needs_native
-from shared_models import shared_model
-from tiny_models import TINY_MODELS, architectures_with, make_tiny_config
+from support.native import needs_native
+from support.shared_models import shared_model
+from support.tiny_models import TINY_MODELS, architectures_with, make_tiny_config
 
 NEW_TOKENS = 20
 SQUEEZES: dict[str, dict[str, Any]] = {

@@ -19,11 +19,11 @@ from chairlift.engine.startup.loaded_model import LoadedModel, load_model
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.kernel_memory import total
 from chairlift.models.decoder import DecoderModel
-from native import needs_native
-from packed_steps import Tables, pack
-from parameter_memory import parameter_bytes
-from quantized_checkpoints import METHODS, write_checkpoint
-from shared_models import shared_model
+from support.native import needs_native
+from support.packed_steps import Tables, pack
+from support.parameter_memory import parameter_bytes
+from support.quantized_checkpoints import METHODS, write_checkpoint
+from support.shared_models import shared_model
 
 WIDE = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 16, "num_key_value_heads": 8}
 ARCHITECTURES = {"llama": "llama", "awq": "qwen2", "gptq-act-order": "qwen3", "fp8": "qwen3", "w4a16": "phi3"}

@@ -15,8 +15,8 @@ from chairlift import LLM, SamplingParams
 from chairlift.errors import ModelLoadError
 from chairlift.loading.model_source import GGUFSource
 from chairlift.models.declaration.attention_spec import RopeConfig
-from gguf_files import files_read_once
-from native import needs_native
+from support.gguf_files import files_read_once
+from support.native import needs_native
 
 PROMPTS = [
     "The capital of France is",

@@ -13,7 +13,7 @@ from chairlift import AsyncLLM, SamplingParams
 from chairlift.engine import event_hub
 from chairlift.engine.event_hub import EventHub
 from chairlift.events import Event, EventList, RequestRejected, Step
-from waiting import AMPLE_SECONDS, until
+from support.waiting import AMPLE_SECONDS, until
 
 
 def rejected(number: int) -> RequestRejected:

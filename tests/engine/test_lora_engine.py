@@ -17,10 +17,10 @@ from chairlift.engine.async_llm import Generation
 from chairlift.engine.lora_adapters import AdapterNames
 from chairlift.engine.process.process_client import ProcessClient
 from chairlift.errors import ConfigError, EngineDeadError, ModelLoadError, RequestError
-from lora_adapters import VARIANTS, merged_model, write_adapter
-from native import needs_native
-from process_engines import faulty, started
-from waiting import AMPLE_SECONDS, until
+from support.lora_adapters import VARIANTS, merged_model, write_adapter
+from support.native import needs_native
+from support.process_engines import faulty, started
+from support.waiting import AMPLE_SECONDS, until
 
 NEW_TOKENS = 10
 LONG_TOKENS = 16_000

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
 from chairlift import LLM, SamplingParams
 from chairlift.errors import RequestError
 from chairlift.outputs import CompletionOutput
 from chairlift.sampling_params import MAX_BAD_WORDS
+from support.byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
 
 EOS = 2
 

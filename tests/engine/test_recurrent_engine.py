@@ -25,11 +25,11 @@ from chairlift.events import EventList, RequestFinished, Step
 from chairlift.models.decoder import DecoderModel
 from chairlift.outputs import NewRequest, SchedulerOutput
 from chairlift.worker.disk_block_store import DiskBlockStore
-from fakes import collect, make_request, run_to_end
-from kv_invariants import check_manager
-from native import needs_native
-from shared_models import shared_model
-from tiny_models import architectures_with
+from support.fakes import collect, make_request, run_to_end
+from support.kv_invariants import check_manager
+from support.native import needs_native
+from support.shared_models import shared_model
+from support.tiny_models import architectures_with
 
 KERNEL_SETS = ["torch", pytest.param("native", marks=needs_native)]
 KINDS = ["granite4_h", "lfm2", "qwen3_5"]

@@ -12,7 +12,7 @@ from chairlift.engine.input_processor import EngineRequest, InputProcessor
 from chairlift.engine.process.commands import Add, Command
 from chairlift.sampling_params import MAX_N
 from chairlift.structured_outputs import StructuredOutputs
-from operations import count_operations
+from support.operations import count_operations
 
 LISTED = list(range(50)) * 1000
 

@@ -19,7 +19,7 @@ from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import LoadedModel, load_model
 from chairlift.events import EventList, Step
 from chairlift.structured_outputs import StructuredOutputs
-from native import needs_native
+from support.native import needs_native
 
 pytestmark = needs_native
 

@@ -18,7 +18,6 @@ import jsonschema
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
 
-from byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
 from chairlift import LLM, AsyncLLM, EngineConfig, RequestOutput, SamplingParams, StructuredOutputs
 from chairlift.engine.grammar_gate import GrammarGate
 from chairlift.engine.process.commands import Abort, Add, Command, Stop
@@ -26,9 +25,10 @@ from chairlift.engine.process.core_loop import CoreLoop
 from chairlift.errors import ConfigError, RequestError
 from chairlift.grammar.compiler import PROBE_STEPS, CompiledGrammar, GrammarCompiler, GrammarMatcher
 from chairlift.outputs import EngineCoreOutput
-from process_engines import started
-from random_schemas import random_schema
-from waiting import AMPLE_SECONDS, until
+from support.byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
+from support.process_engines import started
+from support.random_schemas import random_schema
+from support.waiting import AMPLE_SECONDS, until
 
 EOS = 2
 NUM_SCHEMAS = 50

@@ -12,7 +12,7 @@ from chairlift import LLM, EngineConfig, SamplingParams
 from chairlift.engine.startup.factory import build_engine
 from chairlift.errors import ConfigError
 from chairlift.events import EventList, Step
-from native import needs_native
+from support.native import needs_native
 
 PROMPTS = [[number, *range(5, 20)] for number in range(6)]
 

@@ -11,8 +11,8 @@ import pytest
 from chairlift import LLM, EngineConfig, SamplingParams
 from chairlift.engine.startup.factory import build_engine
 from chairlift.events import EventList, Step
-from native import needs_native
-from tiny_models import architectures_with
+from support.native import needs_native
+from support.tiny_models import architectures_with
 
 PROMPT = [3 + 7 * position % 250 for position in range(120)]
 NEW_TOKENS = 20

@@ -17,7 +17,6 @@ import llguidance
 import numpy as np
 import pytest
 
-from byte_tokenizer import SPECIAL, write_byte_tokenizer
 from chairlift.errors import OverloadedError, RequestError
 from chairlift.grammar import checker as grammar_checker
 from chairlift.grammar import compiler as grammar_compiler
@@ -38,7 +37,8 @@ from chairlift.grammar.vocabulary import GrammarVocabulary
 from chairlift.loading.text.hf_tokenizer import folder_tokenizer
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.structured_outputs import StructuredOutputs
-from waiting import AMPLE_SECONDS, until
+from support.byte_tokenizer import SPECIAL, write_byte_tokenizer
+from support.waiting import AMPLE_SECONDS, until
 
 VOCAB_SIZE = 450
 EOS = 2

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from byte_tokenizer import write_byte_tokenizer
 from chairlift.errors import RequestError
 from chairlift.grammar.compiler import GrammarCompiler, num_words
 from chairlift.loading.text.hf_tokenizer import folder_tokenizer
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.structured_outputs import Reasoning, StructuredOutputs
+from support.byte_tokenizer import write_byte_tokenizer
 
 VOCAB_SIZE, EOS = 450, 2
 CONSTRAINTS: dict[str, tuple[dict[str, Any], str]] = {

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from chairlift.kernels.cpu import load
-from native import ISAS, selected_isa
+from support.native import ISAS, selected_isa
 
 
 @pytest.fixture(params=ISAS, scope="module")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from case_loop import loop_over
 from chairlift.kernels.activations import activation_kernel
 from chairlift.kernels.cpu import load
 from chairlift.kernels.grouped_mixture import route
@@ -17,8 +16,9 @@ from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LoadedMatrix, Mixt
 from chairlift.kernels.kernel_set import get_kernels
 from chairlift.kernels.routing import ExpertRouting
 from chairlift.kernels.weights import PackedRows, Weights, packed_tensor
-from native import needs_native
-from reference_kernels import REFERENCE
+from support.case_loop import loop_over
+from support.native import needs_native
+from support.reference_kernels import REFERENCE
 
 KERNEL_SETS = ["torch", pytest.param("native", marks=needs_native)]
 SIZE, INNER = 40, 24

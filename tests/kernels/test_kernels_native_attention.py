@@ -13,8 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import reference_kernels as reference
-from case_loop import loop_over
 from chairlift.errors import ConfigError
 from chairlift.kernels.attention import AttentionMetadata, AttentionShape, KVCache, QKNorm, RotaryStep
 from chairlift.kernels.cpu import load
@@ -23,8 +21,10 @@ from chairlift.kernels.cpu.tape import record_calls
 from chairlift.kernels.kernel_set import KernelsUnavailableError
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.rotary import RotaryTable
-from native import ATTENTION_ISAS, LOOP_ISAS, ROUNDING_TO_BF16, selected_isa
-from packed_steps import Tables, pack
+from support import reference_kernels as reference
+from support.case_loop import loop_over
+from support.native import ATTENTION_ISAS, LOOP_ISAS, ROUNDING_TO_BF16, selected_isa
+from support.packed_steps import Tables, pack
 
 try:
     NATIVE = load()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from native import ISAS, needs_native
+from support.native import ISAS, needs_native
 
 
 def run(isa: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -18,8 +18,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import reference_kernels as reference
-from case_loop import loop_over
 from chairlift.kernels.activations import GATED_SUFFIX, NativePrologueKind
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.formats import ROUNDED
@@ -28,9 +26,11 @@ from chairlift.kernels.kernel_set import KernelsUnavailableError
 from chairlift.kernels.row_buffers import rows_of
 from chairlift.kernels.weight_formats import BLOCKS, BYTES_PER_INPUT, FLOATS, GROUPED, SUPER_BLOCK, ZERO_POINTS
 from chairlift.loading.block_rows import decode_rows
-from ggml_blocks import HALVES, random_blocks, random_rows
-from native import ROUNDING_TO_BF16
-from quantized_products import quantized_linear
+from support import reference_kernels as reference
+from support.case_loop import loop_over
+from support.ggml_blocks import HALVES, random_blocks, random_rows
+from support.native import ROUNDING_TO_BF16
+from support.quantized_products import quantized_linear
 
 try:
     NATIVE = load()

@@ -9,9 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.recurrences import state_step
 
-from case_loop import loop_over
 from chairlift.errors import ConfigError
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.recurrence import NativeStates
@@ -27,8 +25,10 @@ from chairlift.kernels.recurrence import (
     ShortConvolution,
     StateStep,
 )
-from native import LOOP_ISAS, needs_native
-from reference_recurrence import ReferenceRecurrence
+from support.case_loop import loop_over
+from support.native import LOOP_ISAS, needs_native
+from support.recurrences import state_step
+from support.reference_recurrence import ReferenceRecurrence
 
 pytestmark = [needs_native, pytest.mark.usefixtures("same_threads")]
 

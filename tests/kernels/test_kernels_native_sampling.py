@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from case_loop import loop_over
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.kernels.kernel_set import KernelsUnavailableError
 from chairlift.kernels.sampling import SamplingParameters
 from chairlift.worker.random_stream import stream_key, uniform
 from chairlift.worker.torch_sampling import TorchSampling, filter_, weights_
-from native import LOOP_ISAS
+from support.case_loop import loop_over
+from support.native import LOOP_ISAS
 
 try:
     NATIVE = load()

@@ -13,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from case_loop import loop_over
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.kernels import choice
@@ -27,9 +26,10 @@ from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, Prol
 from chairlift.kernels.kernel_set import MAX_THREADS, KernelsUnavailableError, get_kernels
 from chairlift.kernels.weight_formats import BYTES_PER_INPUT
 from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows, Weights, packed_tensor
-from ggml_blocks import random_blocks
-from native import needs_native
-from reference_kernels import REFERENCE
+from support.case_loop import loop_over
+from support.ggml_blocks import random_blocks
+from support.native import needs_native
+from support.reference_kernels import REFERENCE
 
 Q = gguf.GGMLQuantizationType
 

@@ -11,7 +11,7 @@ import pytest
 
 from chairlift.kernels import cpu
 from chairlift.kernels.cpu import load
-from native import needs_native
+from support.native import needs_native
 
 pytestmark = needs_native
 

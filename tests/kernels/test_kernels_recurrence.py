@@ -9,9 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.recurrences import KINDS, compute_alone, random_recurrence, slot_values, state_step
 
-from case_loop import loop_over
 from chairlift.kernels.kernel_set import get_kernels
 from chairlift.kernels.recurrence import (
     GatedDelta,
@@ -21,7 +19,9 @@ from chairlift.kernels.recurrence import (
     RecurrentState,
     ShortConvolution,
 )
-from native import needs_native
+from support.case_loop import loop_over
+from support.native import needs_native
+from support.recurrences import KINDS, compute_alone, random_recurrence, slot_values, state_step
 
 SETS = ("reference", "torch", pytest.param("native", marks=needs_native))
 

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-import reference_kernels as reference
-from case_loop import loop_over
 from chairlift.kernels.attention import AttentionShape, KVCache
 from chairlift.kernels.interface import NO_PROLOGUE, Prologue
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.rotary import rotary_table
-from packed_steps import Tables, pack
+from support import reference_kernels as reference
+from support.case_loop import loop_over
+from support.packed_steps import Tables, pack
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}

@@ -9,8 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import reference_kernels as reference
-from case_loop import loop_over
 from chairlift.errors import ConfigError
 from chairlift.kernels import torch_ops
 from chairlift.kernels.activations import ACTIVATIONS, GATED_SUFFIX, activation_kernel
@@ -23,8 +21,10 @@ from chairlift.kernels.torch_kernels import TORCH
 from chairlift.kernels.torch_plan import TILE_OVERHEAD_BYTES, cut_tiles
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.rotary import rotary_table
-from packed_steps import Tables, pack
-from reference_kernels import REFERENCE
+from support import reference_kernels as reference
+from support.case_loop import loop_over
+from support.packed_steps import Tables, pack
+from support.reference_kernels import REFERENCE
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 1e-2}

@@ -14,7 +14,7 @@ from chairlift.loading.gguf_file import GGUFFile
 from chairlift.loading.model_source import FolderSource, GGUFSource
 from chairlift.loading.resolve import resolve_model
 from chairlift.sampling_params import SamplingDefaults, SamplingParams
-from gguf_files import write_gguf
+from support.gguf_files import write_gguf
 
 ALL: dict[str, Any] = {
     "temperature": 0.6,

@@ -21,7 +21,7 @@ from chairlift.loading.gguf_file import GGUFFile
 from chairlift.loading.gguf_weights import GGUFWeights, dequantize
 from chairlift.loading.model_source import GGUFSource
 from chairlift.models.declaration.model_config import ModelConfig
-from gguf_files import finish, gguf_name, write_gguf
+from support.gguf_files import finish, gguf_name, write_gguf
 
 CPU = torch.device("cpu")
 Q = gguf.GGMLQuantizationType

@@ -24,8 +24,15 @@ from chairlift.loading.safetensors_weights import SafetensorsWeights
 from chairlift.models.random_weights import RandomWeights
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.quantization_fields import read_quantization
-from native import needs_native
-from quantized_checkpoints import METHODS, Method, compressed_config, quantization_config, quantize, write_checkpoint
+from support.native import needs_native
+from support.quantized_checkpoints import (
+    METHODS,
+    Method,
+    compressed_config,
+    quantization_config,
+    quantize,
+    write_checkpoint,
+)
 
 CPU = torch.device("cpu")
 WIDE = {"hidden_size": 128, "intermediate_size": 384}

@@ -23,7 +23,7 @@ from chairlift.loading.fetch import DEFAULT_MODEL
 from chairlift.loading.model_source import FolderSource, GGUFSource
 from chairlift.loading.resolve import resolve_model
 from chairlift.sampling_params import SamplingDefaults
-from gguf_files import write_gguf
+from support.gguf_files import write_gguf
 
 CPU = torch.device("cpu")
 

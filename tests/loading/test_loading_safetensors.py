@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from case_loop import loop_over
 from chairlift.errors import ModelLoadError
 from chairlift.loading.resolve import resolve_model
 from chairlift.loading.safetensors_weights import INDEX, SafetensorsWeights
-from tiny_models import architectures_with
+from support.case_loop import loop_over
+from support.tiny_models import architectures_with
 
 CPU = torch.device("cpu")
 TinyModelDir = Callable[..., Path]

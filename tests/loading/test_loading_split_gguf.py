@@ -18,7 +18,7 @@ from chairlift.errors import ModelLoadError
 from chairlift.loading.gguf_file import GGUFFile
 from chairlift.loading.model_source import GGUFSource
 from chairlift.loading.resolve import model_name, resolve_model
-from gguf_files import finish, gguf_name, write_gguf
+from support.gguf_files import finish, gguf_name, write_gguf
 
 NAMES = [f"m-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
 

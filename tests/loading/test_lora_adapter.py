@@ -17,7 +17,7 @@ from chairlift.errors import ModelLoadError
 from chairlift.loading.lora_adapter import read_lora_adapter
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.registry import read_hf_config
-from lora_adapters import write_adapter
+from support.lora_adapters import write_adapter
 
 LAYER = "base_model.model.model.layers.0"
 

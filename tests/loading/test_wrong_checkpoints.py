@@ -23,10 +23,10 @@ from chairlift import EngineConfig
 from chairlift.engine.startup import loaded_model
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.errors import ChairliftError
-from gguf_files import finish, gguf_name
-from gguf_files import write_gguf as write_llama_gguf
-from native import needs_native
-from tiny_tokenizer import add_tokenizer
+from support.gguf_files import finish, gguf_name
+from support.gguf_files import write_gguf as write_llama_gguf
+from support.native import needs_native
+from support.tiny_tokenizer import add_tokenizer
 
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"

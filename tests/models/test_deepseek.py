@@ -31,8 +31,8 @@ from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.registry import read_gguf_config, read_hf_config
 from chairlift.models.torch_operations import torch_operations
 from chairlift.worker.disk_block_store import cache_tensors
-from native import needs_native
-from parameter_memory import parameter_bytes
+from support.native import needs_native
+from support.parameter_memory import parameter_bytes
 
 
 @pytest.mark.parametrize(

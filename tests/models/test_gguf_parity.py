@@ -18,10 +18,10 @@ from test_models_parity import assert_close, expected_logits, prompts, run, tole
 
 from chairlift.loading.resolve import resolve_model
 from chairlift.models.decoder import DecoderModel, build_model
-from ggml_blocks import random_blocks
-from gguf_files import NAMES, add_value, finish
-from native import needs_native
-from packed_steps import Tables
+from support.ggml_blocks import random_blocks
+from support.gguf_files import NAMES, add_value, finish
+from support.native import needs_native
+from support.packed_steps import Tables
 
 BRANCH_NORMS = {
     "post_attention_layernorm": "post_attention_norm",

@@ -28,9 +28,9 @@ from chairlift.models.declaration.matrix_spec import EXPERTS
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.registry import read_hf_config
 from chairlift.models.torch_operations import torch_operations
-from native import needs_native
-from packed_steps import Tables
-from parameter_memory import parameter_bytes
+from support.native import needs_native
+from support.packed_steps import Tables
+from support.parameter_memory import parameter_bytes
 
 TinyModelDir = Callable[..., Path]
 GPT_OSS_20B: dict[str, Any] = {

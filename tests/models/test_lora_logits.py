@@ -16,9 +16,9 @@ from chairlift.loading.lora_adapter import read_lora_adapter
 from chairlift.loading.safetensors_weights import SafetensorsWeights
 from chairlift.models.decoder import DecoderModel, build_model
 from chairlift.models.registry import read_hf_config
-from lora_adapters import VARIANTS, merged_model, write_adapter
-from native import needs_native, unavailable_reason
-from packed_steps import Tables, pack
+from support.lora_adapters import VARIANTS, merged_model, write_adapter
+from support.native import needs_native, unavailable_reason
+from support.packed_steps import Tables, pack
 
 KERNEL_SETS = ("reference", "torch", pytest.param("native", marks=needs_native))
 # Modules that are merged in other ways, other activations and norms, biases, reordered rows, and dense networks beside

@@ -47,8 +47,8 @@ from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.registry import ARCHITECTURES
 from chairlift.models.torch_operations import torch_operations
-from native import needs_native
-from parameter_memory import parameter_bytes
+from support.native import needs_native
+from support.parameter_memory import parameter_bytes
 
 VOCAB, HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 96, 48, 80, 4, 6, 2, 12, 160
 WINDOW, EPS = 9, 1e-5

@@ -30,7 +30,7 @@ from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.decoder import build_model
 from chairlift.models.registry import read_hf_config
 from chairlift.models.torch_operations import torch_operations
-from native import needs_native
+from support.native import needs_native
 
 TinyModelDir = Callable[..., Path]
 QWEN3_30B_A3B: dict[str, Any] = {
@@ -214,7 +214,7 @@ def test_routers_keep_the_format_of_the_file() -> None:
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_a_model_of_random_weights_is_planned_to_the_byte(tmp_path: Path, quantization: str | None) -> None:
     from chairlift.engine.startup.loaded_model import load_model
-    from parameter_memory import parameter_bytes
+    from support.parameter_memory import parameter_bytes
 
     small = {"num_hidden_layers": 2, "num_experts": 12, "vocab_size": 512, "hidden_size": 256, "num_attention_heads": 4}
     (tmp_path / "config.json").write_text(json.dumps({**QWEN3_30B_A3B, **small, "moe_intermediate_size": 96}))

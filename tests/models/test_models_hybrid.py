@@ -8,8 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from benchmarks.products import layer_products
-from tests.packed_steps import Tables, pack
-from tests.recurrences import state_step
 
 from chairlift.kernels.recurrence import StateStep
 from chairlift.models.declaration.attention_spec import AttentionSpec
@@ -20,7 +18,9 @@ from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.declaration.recurrence_spec import ConvolutionSpec, GatedDeltaSpec, Mamba2Spec, RecurrenceSpec
 from chairlift.models.decoder import DecoderModel, build_model
 from chairlift.models.kv_layout import KVLayout
-from parameter_memory import parameter_bytes
+from support.packed_steps import Tables, pack
+from support.parameter_memory import parameter_bytes
+from support.recurrences import state_step
 
 HIDDEN, VOCAB, EPS = 32, 61, 1e-6
 BLOCK_SIZE, NUM_BLOCKS = 4, 40

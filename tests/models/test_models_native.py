@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from case_loop import loop_over
 from chairlift.config import QUANTIZATIONS
 from chairlift.kernels.cpu import load
 from chairlift.kernels.weights import PackedRows, Weights, packed_tensor
 from chairlift.loading.model_source import FolderSource
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.decoder import DecoderModel, build_model
-from native import ROUNDING_TO_BF16, needs_native
-from packed_steps import Tables, pack
+from support.case_loop import loop_over
+from support.native import ROUNDING_TO_BF16, needs_native
+from support.packed_steps import Tables, pack
 
 pytestmark = needs_native
 

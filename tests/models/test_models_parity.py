@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 from chairlift.loading.safetensors_weights import SafetensorsWeights
 from chairlift.models.decoder import DecoderModel, build_model
 from chairlift.models.registry import read_hf_config
-from native import unavailable_reason
-from packed_steps import Tables, pack
-from recurrences import state_step
+from support.native import unavailable_reason
+from support.packed_steps import Tables, pack
+from support.recurrences import state_step
 
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}

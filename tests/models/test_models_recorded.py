@@ -17,9 +17,9 @@ from chairlift.kernels.cpu import load, tape
 from chairlift.loading.model_source import FolderSource
 from chairlift.models.decoder import DecoderLayer, DecoderModel, build_model
 from chairlift.models.kv_layout import KVLayout
-from native import needs_native
-from packed_steps import Tables, pack
-from tiny_models import architectures_with
+from support.native import needs_native
+from support.packed_steps import Tables, pack
+from support.tiny_models import architectures_with
 
 pytestmark = needs_native
 

@@ -21,9 +21,9 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderL
 from chairlift.errors import ConfigError
 from chairlift.loading.resolve import resolve_model
 from chairlift.models.decoder import DecoderModel, build_model
-from native import needs_native
-from packed_steps import Tables, pack
-from recurrences import state_step
+from support.native import needs_native
+from support.packed_steps import Tables, pack
+from support.recurrences import state_step
 
 TOLERANCE = 2e-3
 KINDS = ("folder", "gguf")

@@ -21,7 +21,7 @@ from chairlift.engine.startup.loaded_model import load_model
 from chairlift.errors import ModelLoadError
 from chairlift.loading.lora_adapter import PREFIX, read_lora_adapter
 from chairlift.models.registry import get_architecture, read_gguf_config, read_hf_config
-from packed_steps import Tables
+from support.packed_steps import Tables
 
 TinyModelDir = Callable[..., Path]
 

@@ -14,8 +14,8 @@ from chairlift.lab.metrics.requests import request_metrics
 from chairlift.observability.prometheus import COUNTERS, HISTOGRAMS, PrometheusMetrics
 from chairlift.observability.tracker import RequestTracker
 from chairlift.slo import SLO
-from fakes import PartlyRightProposals
-from tracked_engine import TrackedEngine
+from support.fakes import PartlyRightProposals
+from support.tracked_engine import TrackedEngine
 
 
 def busy_engine(**options: object) -> TrackedEngine:

@@ -31,8 +31,8 @@ from chairlift.observability.top import (
     shares,
     status_line,
 )
-from running_server import RunningServer, run_server
-from waiting import wait_for
+from support.running_server import RunningServer, run_server
+from support.waiting import wait_for
 
 
 def engine(step: int = 7, **changes: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from chairlift.events import RequestFinished
 from chairlift.lab.workload.traces.trace_loader import read_trace
 from chairlift.observability.trace_recorder import TraceRecorder
 from chairlift.slo import SLO
-from fakes import make_request
+from support.fakes import make_request
 
 
 def arrive(

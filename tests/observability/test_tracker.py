@@ -17,8 +17,8 @@ from chairlift.events import RequestArrived, Step
 from chairlift.observability import tracker as tracker_module
 from chairlift.observability.tracker import RequestTracker
 from chairlift.request import WaitReason
-from fakes import PartlyRightProposals
-from tracked_engine import TrackedEngine, check_waits
+from support.fakes import PartlyRightProposals
+from support.tracked_engine import TrackedEngine, check_waits
 
 LONG = [*range(1, 13)]
 

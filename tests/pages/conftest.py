@@ -12,8 +12,8 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from chairlift import AsyncLLM
 from chairlift.server.access.keys import KeyRing, key_record, parse_key
-from running_server import MODEL, RunningServer, run_server
-from waiting import AMPLE_SECONDS
+from support.running_server import MODEL, RunningServer, run_server
+from support.waiting import AMPLE_SECONDS
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 SECRETS = {"admin": "sk-admin-admin-admin", "own": "sk-own-own-own-own-own", "other": "sk-other-other-other-other"}

@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from conftest import AMPLE_MILLISECONDS, SECRETS  # type: ignore[attr-defined]
-from running_server import MODEL, RunningServer
-from waiting import wait_for
+from support.running_server import MODEL, RunningServer
+from support.waiting import wait_for
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from chairlift.lab.lesson import summary
 from chairlift.lab.lesson.page import write_page
 from chairlift.lab.lesson.page_data import page_data
 from conftest import DESKTOP, PHONE  # type: ignore[attr-defined]
-from tiny_lesson import tiny_lesson
+from support.tiny_lesson import tiny_lesson
 
 PLAYED = ("static", "continuous", "memory", "pool", "sharing")
 """The chapters with a player."""

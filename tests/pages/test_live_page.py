@@ -15,10 +15,10 @@ from playwright.sync_api import Page, expect
 from chairlift.observability.event_log import encode_event
 from chairlift.observability.tracker import RequestTracker
 from conftest import SECRETS  # type: ignore[attr-defined]
-from running_server import RunningServer, completion_body
-from step_gate import StepGate
-from tracked_engine import TrackedEngine
-from waiting import wait_for
+from support.running_server import RunningServer, completion_body
+from support.step_gate import StepGate
+from support.tracked_engine import TrackedEngine
+from support.waiting import wait_for
 
 BURST = {"num_requests": "20", "max_prompt_tokens": "60", "min_output_tokens": "40", "max_output_tokens": "50"}
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
-from running_server import RunningServer
+from support.running_server import RunningServer
 
 BEGINNING = re.compile(rb"\A([A-Z]+) /(below/)?")
 

@@ -15,8 +15,8 @@ from chairlift.config import EngineConfig
 from chairlift.server.application import create_models_app
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.model_options import ModelSpec
-from in_process_cluster import InProcessTransport
-from running_server import open_options, run_app
+from support.in_process_cluster import InProcessTransport
+from support.running_server import open_options, run_app
 
 
 @pytest.fixture(scope="module")

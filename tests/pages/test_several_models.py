@@ -14,8 +14,8 @@ from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
-from running_server import open_options, run_app
-from waiting import wait_for
+from support.running_server import open_options, run_app
+from support.waiting import wait_for
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from chairlift.engine.process import engine_child
 
 engine_child.ENGINE_COMMAND = (  # type: ignore[misc]
     sys.executable,
-    str(Path(__file__).parents[1] / "fake_engine_process.py"),
+    str(Path(__file__).parents[1] / "support" / "fake_engine_process.py"),
 )
 
 from chairlift.cli.main import main  # noqa: E402 - the engine's command is read when this is imported

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from chairlift import AsyncLLM
-from running_server import run_server
-from tiny_engine import tiny_options
+from support.running_server import run_server
+from support.tiny_engine import tiny_options
 
 CASES = 50
 SEED = 7

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from served import Served, serve
 
 from chairlift.events import read_events
-from plain_http import NO_TLS
-from tiny_engine import tiny_options
-from waiting import AMPLE_SECONDS, wait_for
+from support.plain_http import NO_TLS
+from support.served import Served, serve
+from support.tiny_engine import tiny_options
+from support.waiting import AMPLE_SECONDS, wait_for
 
 SMALL = {"num_kv_blocks": 24, "max_model_len": 128, "served_model_name": "tiny"}
 FILE_BYTES = 6000

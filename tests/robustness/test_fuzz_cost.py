@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from tools.cost_cases import BASES, MAX_RATIO, NUMBER, PATHS, all_cases, items
 
-from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
 from chairlift.errors import RequestError
 from chairlift.server.api.routes import ENDPOINTS, parse_json
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.conversation import ModelPlanner
-from operations import count_operations
 from server.api_model import with_api_tokenizer
+from support.byte_tokenizer import VOCAB_SIZE
+from support.operations import count_operations
 
 SMALLEST = 4 << 10
 """Bytes of the smallest of three bodies, each twice as large as the one before."""

@@ -13,8 +13,8 @@ from benchmarks.victim import VictimReport
 from tools import fuzz_cost
 from tools.cost_cases import MULTIPLIERS, Case, multiplied_cases
 
-from byte_tokenizer import VOCAB_SIZE
 from server.api_model import with_api_tokenizer
+from support.byte_tokenizer import VOCAB_SIZE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 

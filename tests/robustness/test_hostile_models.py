@@ -17,7 +17,7 @@ from chairlift.loading.model_source import FolderSource
 from chairlift.loading.safetensors_weights import INDEX, _weight_map
 from chairlift.loading.text.gguf_tokenizer import GGUFVocabulary, build_tokenizer
 from chairlift.loading.text.hf_tokenizer import folder_tokenizer
-from tiny_tokenizer import write_tokenizer
+from support.tiny_tokenizer import write_tokenizer
 
 HUGE = (1 << 64) - 1
 TENSOR = ("token_embd.weight", SHAPE, 0, 0)

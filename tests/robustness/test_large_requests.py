@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from served import Served, serve
 
 from chairlift.server.protocol.base import MAX_CONTENT_PARTS
-from plain_http import NO_TLS
-from tiny_engine import tiny_options
-from waiting import AMPLE_SECONDS, wait_for
+from support.plain_http import NO_TLS
+from support.served import Served, serve
+from support.tiny_engine import tiny_options
+from support.waiting import AMPLE_SECONDS, wait_for
 
 NUM_CALLS = 8
 NUM_TOOLS = 140_000

@@ -16,15 +16,15 @@ import pytest
 from test_fuzz_cost import prepare
 from tools.cost_cases import MAX_RATIO, MULTIPLIERS, PATHS, Case, multiplied_cases
 
-from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
 from chairlift.engine.process.commands import Command
 from chairlift.errors import RequestError
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.conversation import ModelPlanner
-from fakes import make_engine, make_request
-from operations import count_operations
 from server.api_model import with_api_tokenizer
+from support.byte_tokenizer import VOCAB_SIZE
+from support.fakes import make_engine, make_request
+from support.operations import count_operations
 
 FEWEST_ANSWERS: Final = {"n": 4, "16 prompts x n": 32, "beams": 4}
 GROWTH: Final = 4

@@ -19,11 +19,11 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from served import COMMAND, Served, serve
 
 from chairlift.server.access.keys import key_record, new_secret, to_toml
-from plain_http import NO_TLS
-from waiting import AMPLE_SECONDS, wait_for
+from support.plain_http import NO_TLS
+from support.served import COMMAND, Served, serve
+from support.waiting import AMPLE_SECONDS, wait_for
 
 OPTIONS = {"skip_tokenizer_init": True, "num_kv_blocks": 60, "num_threads": 1}
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs terminals and signals as on Linux")

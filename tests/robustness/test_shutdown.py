@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from waiting import AMPLE_SECONDS
+from support.waiting import AMPLE_SECONDS
 
 STUCK_SERVER = Path(__file__).with_name("stuck_server.py")
 OPTIONS = ["--port", "0", "--skip-tokenizer-init", "--num-kv-blocks", "60", "--max-num-seqs", "8"]

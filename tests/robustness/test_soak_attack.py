@@ -15,8 +15,8 @@ from tools.soak_attack import AttackedSoak
 from tools.soak_load import Tally
 
 from benchmarks import caller_isolation
-from byte_tokenizer import VOCAB_SIZE
 from server.api_model import with_api_tokenizer
+from support.byte_tokenizer import VOCAB_SIZE
 
 USAGE = Usage({"http": 1.0, "engine": 1.0}, {"http": 0, "engine": 0})
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from openai import BaseModel as OpenAIModel
 
-from byte_tokenizer import write_byte_tokenizer
+from support.byte_tokenizer import write_byte_tokenizer
 
 CHAT_TEMPLATE: Final = """\
 {%- if tools %}{{ 'tools: ' + (tools | tojson) + '\\n' }}{% endif %}

@@ -15,9 +15,9 @@ from chairlift.models.registry import read_hf_config
 from chairlift.sampling_params import SamplingDefaults
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.conversation import ModelPlanner
-from chat_templates import TEMPLATES
-from chat_tokenizers import BACKENDS
-from tiny_engine import CONFIG
+from support.chat_templates import TEMPLATES
+from support.chat_tokenizers import BACKENDS
+from support.tiny_engine import CONFIG
 
 
 @cache

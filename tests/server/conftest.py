@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from api_model import with_api_tokenizer
 
-from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
-from running_server import MODEL, RunningServer, run_server
+from support.byte_tokenizer import VOCAB_SIZE
+from support.running_server import MODEL, RunningServer, run_server
 
 
 @pytest.fixture(scope="session")

@@ -23,9 +23,9 @@ from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.keys import ANONYMOUS
 from chairlift.server.draining_server import FORCED_STOP_SECONDS, STOP_SECONDS, WATCHDOG_SECONDS, DrainingServer
 from chairlift.server.http.http_protocol import uvicorn_config
-from plain_http import NO_TLS
-from running_server import RunningServer, completion_body, run_server
-from waiting import AMPLE_SECONDS, wait_for
+from support.plain_http import NO_TLS
+from support.running_server import RunningServer, completion_body, run_server
+from support.waiting import AMPLE_SECONDS, wait_for
 
 FAKE_SERVER = str(Path(__file__).parents[1] / "robustness" / "stuck_server.py")
 """`chairlift serve` with an engine that computes no model, whose step takes 2 ms."""

@@ -13,7 +13,7 @@ import pytest
 
 from chairlift.grammar.checker import GrammarChecker
 from chairlift.system import child_process
-from waiting import AMPLE_SECONDS
+from support.waiting import AMPLE_SECONDS
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.system.tenant_threads import TenantThreads
-from waiting import AMPLE_SECONDS, wait_for
+from support.waiting import AMPLE_SECONDS, wait_for
 
 
 class FakeThreads:

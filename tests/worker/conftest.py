@@ -7,7 +7,7 @@ import pytest
 from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.kernels.sampling import SamplingKernels
 from chairlift.worker.torch_sampling import TorchSampling
-from native import unavailable_reason
+from support.native import unavailable_reason
 
 
 @pytest.fixture(params=["torch", "native"], scope="module")

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worker_fakes import SamplerBench, new_request
 
-from byte_tokenizer import VOCAB_SIZE, write_byte_tokenizer
 from chairlift import SamplingParams, StructuredOutputs
 from chairlift.grammar.compiler import GrammarCompiler, num_words
 from chairlift.kernels.sampling import SamplingKernels
@@ -19,6 +18,7 @@ from chairlift.loading.text.hf_tokenizer import folder_tokenizer
 from chairlift.worker.request_rows import RequestRows
 from chairlift.worker.sampling_state import BadWords
 from chairlift.worker.token_masks import TokenMasks, bit_mask
+from support.byte_tokenizer import VOCAB_SIZE, write_byte_tokenizer
 
 EOS = 2
 VOCAB = 40

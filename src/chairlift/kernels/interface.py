@@ -180,7 +180,7 @@ def _new_rows(x: torch.Tensor, purpose: str, width: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The kernels of a step. `tests/reference_kernels.py` in the source repository defines their results.
+    """The kernels of a step. `tests/support/reference_kernels.py` in the source repository defines their results.
 
     `load_matrix` returns a matrix in the form that the set multiplies fastest. Embedding and LM head share one matrix
     where they are tied.

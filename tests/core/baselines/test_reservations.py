@@ -10,8 +10,8 @@ from chairlift.core.baselines.reservations import RESERVATIONS
 from chairlift.core.factory import KVPool, make_kv_cache_manager
 from chairlift.errors import ConfigError, RequestError
 from chairlift.events import RequestWaiting, Step
-from fakes import expected_tokens, make_engine, make_request, run_to_end
-from kv_invariants import check_manager
+from support.fakes import expected_tokens, make_engine, make_request, run_to_end
+from support.kv_invariants import check_manager
 
 ARENA_NAMES = ["buddy", "first-fit"]
 

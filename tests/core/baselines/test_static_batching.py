@@ -13,7 +13,7 @@ from chairlift.errors import ConfigError, RequestError
 from chairlift.events import EventList, RequestFinished, RequestWaiting, Step
 from chairlift.outputs import EngineCoreOutput, Logprob, TokenLogprobs, join_outputs
 from chairlift.request import FinishReason
-from fakes import CheckingExecutor, collect, expected_tokens, make_engine, make_request, run_to_end
+from support.fakes import CheckingExecutor, collect, expected_tokens, make_engine, make_request, run_to_end
 
 
 def static(**options: Any) -> tuple[EngineCore, CheckingExecutor, EventList]:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from chairlift.core.kv.block_pool import BlockPool
-from kv_invariants import check_pool
+from support.kv_invariants import check_pool
 
 
 def test_plain_blocks_are_reused_before_a_cached_one_is_evicted() -> None:

@@ -17,7 +17,7 @@ from chairlift.core.speculation.prompt_lookup import Proposal
 from chairlift.errors import RequestError
 from chairlift.events import RequestFinished, Step
 from chairlift.request import Request
-from fakes import (
+from support.fakes import (
     CheckingExecutor,
     PartlyRightProposals,
     collect,
@@ -27,7 +27,7 @@ from fakes import (
     prefix_key,
     run_to_end,
 )
-from kv_invariants import check_manager
+from support.kv_invariants import check_manager
 
 BLOCK_SIZE = 16
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from chairlift.core.factory import KVPool, make_kv_cache_manager
 from chairlift.core.kv.block_pool import BlockPool
 from chairlift.core.kv.index_changes import IndexChangeLog, block_key
-from fakes import allocate, make_request
+from support.fakes import allocate, make_request
 
 
 def record_changes(pool: BlockPool) -> IndexChangeLog:

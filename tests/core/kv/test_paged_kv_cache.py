@@ -10,8 +10,8 @@ from chairlift.errors import RequestError
 from chairlift.outputs import SchedulerOutput
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
-from fakes import allocate, make_request
-from kv_invariants import check_manager, make_paged_manager
+from support.fakes import allocate, make_request
+from support.kv_invariants import check_manager, make_paged_manager
 
 
 def admit_and_compute(manager: PagedKVCacheManager, request: Request) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from chairlift.core.kv.block_hashes import block_hash, root_hash
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
-from fakes import collect, expected_tokens, make_engine, make_request, run_to_end
+from support.fakes import collect, expected_tokens, make_engine, make_request, run_to_end
 
 SALTS = [None, "", "a", "b"]
 

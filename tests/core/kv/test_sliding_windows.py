@@ -11,8 +11,8 @@ from chairlift.core.kv.kv_groups import FULL, KVGroups
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.events import Step
 from chairlift.request import Request
-from fakes import allocate, expected_tokens, make_engine, make_request, run_to_end
-from kv_invariants import check_manager, make_paged_manager
+from support.fakes import allocate, expected_tokens, make_engine, make_request, run_to_end
+from support.kv_invariants import check_manager, make_paged_manager
 
 BLOCK_SIZE = 4
 WINDOWS = (None, 6, 6)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from chairlift.core.kv.state_checkpoints import MIN_OBSOLETE, StateCheckpoints
-from kv_invariants import check_checkpoints
+from support.kv_invariants import check_checkpoints
 
 
 def fill(checkpoints: StateCheckpoints, costs: dict[bytes, int]) -> None:

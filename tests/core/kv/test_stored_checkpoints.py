@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.events import RequestFinished
-from fakes import PartlyRightProposals, collect, expected_tokens, make_engine, make_request, run_to_end
-from kv_invariants import check_manager
+from support.fakes import PartlyRightProposals, collect, expected_tokens, make_engine, make_request, run_to_end
+from support.kv_invariants import check_manager
 
 BLOCK_SIZE = 4
 

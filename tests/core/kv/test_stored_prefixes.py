@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from chairlift.core.engine_core import EngineCore
 from chairlift.core.kv.kv_groups import FULL
-from fakes import CheckingExecutor, make_engine, make_request
+from support.fakes import CheckingExecutor, make_engine, make_request
 
 BLOCK_SIZE = 4
 

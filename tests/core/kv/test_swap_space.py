@@ -5,7 +5,7 @@ from typing import Any
 from chairlift.core.kv.swap_space import SwapSpace
 from chairlift.outputs import SchedulerOutput
 from chairlift.request import Request
-from fakes import collect, expected_tokens, make_engine, make_request
+from support.fakes import collect, expected_tokens, make_engine, make_request
 
 
 def copies(space: SwapSpace) -> tuple[dict[int, int], dict[int, int]]:

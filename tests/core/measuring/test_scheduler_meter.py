@@ -8,7 +8,7 @@ import pytest
 
 from chairlift.core.measuring.accounting import num_written_slots
 from chairlift.events import RequestFinished, Step
-from fakes import make_engine, make_request, run_to_end
+from support.fakes import make_engine, make_request, run_to_end
 
 
 @pytest.mark.parametrize("batching", ["continuous", "static"])

@@ -14,7 +14,7 @@ from chairlift.events import RequestFinished
 from chairlift.request import Request
 from chairlift.slo import SLO
 from chairlift.step_time import StepTime
-from fakes import make_engine, make_request, run_to_end
+from support.fakes import make_engine, make_request, run_to_end
 
 TIME = StepTime(0.5, 0.1, 0.0, 10.0, 10.0)
 """A step takes half a second, and a tenth of a second for each token."""

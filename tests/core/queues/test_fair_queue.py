@@ -5,7 +5,7 @@ from __future__ import annotations
 from chairlift.core.queues.fair_queue import FairQueue
 from chairlift.events import RequestFinished, RequestWaiting
 from chairlift.request import Request, RequestStatus
-from fakes import make_engine, make_request, run_to_end
+from support.fakes import make_engine, make_request, run_to_end
 
 
 def waiting_request(name: str, tenant: str, prompt_len: int = 10, arrival: int = 0, priority: int = 0) -> Request:

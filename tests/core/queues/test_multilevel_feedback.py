@@ -12,7 +12,7 @@ from chairlift.core.engine_core import EngineCore
 from chairlift.core.queues.multilevel_feedback import MultilevelFeedbackQueue
 from chairlift.events import EventList, RequestArrived, RequestFinished, Step
 from chairlift.request import Request
-from fakes import make_engine, make_request, run_to_end
+from support.fakes import make_engine, make_request, run_to_end
 
 QUANTUM = 32
 

@@ -14,7 +14,7 @@ from chairlift.core.queues.request_queue import RequestQueue
 from chairlift.errors import ConfigError
 from chairlift.events import Step
 from chairlift.request import Request
-from fakes import expected_tokens, make_engine, make_request
+from support.fakes import expected_tokens, make_engine, make_request
 
 SPEED = 2.0
 

@@ -8,7 +8,7 @@ from chairlift.core.queues import prefix_fair_queue
 from chairlift.core.queues.prefix_fair_queue import PrefixFairQueue
 from chairlift.events import RequestFinished
 from chairlift.request import Request
-from fakes import make_engine, make_request, run_to_end
+from support.fakes import make_engine, make_request, run_to_end
 
 CACHED: dict[str, int] = {}
 

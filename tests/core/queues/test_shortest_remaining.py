@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from chairlift.core.queues.shortest_remaining import MAX_DISPLACED_SHARE, ShortestRemainingQueue
 from chairlift.events import RequestFinished, Step
 from chairlift.request import Request
-from fakes import make_engine, make_request, run_to_end
+from support.fakes import make_engine, make_request, run_to_end
 
 
 def predicted(name: str, prompt_len: int, length: int, arrival: int = 0) -> Request:

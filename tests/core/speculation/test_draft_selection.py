@@ -25,7 +25,7 @@ from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
 from chairlift.request import Request
 from chairlift.speculative_config import SpeculativeConfig
 from chairlift.step_time import RowTime
-from fakes import (
+from support.fakes import (
     CheckingExecutor,
     PartlyRightProposals,
     Propose,
@@ -34,7 +34,7 @@ from fakes import (
     make_request,
     run_to_end,
 )
-from kv_invariants import make_paged_manager
+from support.kv_invariants import make_paged_manager
 
 FREE_ROWS = RowTime({1: 1.0, 64: 1.0})
 COSTLY_ROWS = RowTime({1: 1.0, 64: 64.0})

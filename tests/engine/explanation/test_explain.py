@@ -18,7 +18,7 @@ from chairlift.events import Step
 from chairlift.observability.step_cost import MIN_STEPS
 from chairlift.request import WaitReason
 from chairlift.slo import SLO
-from tracked_engine import TrackedEngine
+from support.tracked_engine import TrackedEngine
 
 Prompts = list[tuple[int, int]]
 """(prompt tokens, max_tokens) of requests that come at once."""

@@ -14,8 +14,8 @@ from chairlift.engine.process.core_loop import CoreLoop, change_adapters
 from chairlift.lora import LoRARequest
 from chairlift.outputs import EngineCoreOutput, SchedulerOutput
 from chairlift.sampling_params import SamplingParams
-from fakes import expected_tokens, make_engine
-from waiting import AMPLE_SECONDS
+from support.fakes import expected_tokens, make_engine
+from support.waiting import AMPLE_SECONDS
 
 
 def request(request_id: str, max_tokens: int) -> EngineRequest:

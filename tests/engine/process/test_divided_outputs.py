@@ -24,8 +24,8 @@ from chairlift.engine.process.divided_outputs import (
 from chairlift.engine.process.engine_process import FrontEnd
 from chairlift.engine.process.wire import FrontLink, StepResult, open_engine_link
 from chairlift.outputs import EngineCoreOutput, Logprob, RequestOutput, RequestStats, RequestTimes, TokenLogprobs
-from process_engines import forced, started, tiny_config
-from waiting import AMPLE_SECONDS
+from support.process_engines import forced, started, tiny_config
+from support.waiting import AMPLE_SECONDS
 
 ModelDir = Callable[..., Path]
 

@@ -28,10 +28,10 @@ from chairlift.errors import ConfigError, EngineDeadError, EngineUnavailableErro
 from chairlift.events import EngineStarted, Event, EventList, RequestFinished, Step
 from chairlift.kernels import choice
 from chairlift.outputs import RequestOutput
-from fakes import expected_tokens
-from process_engines import FAKE_ENGINE, faulty, forced, outcome, started, tiny_config
-from tiny_tokenizer import add_tokenizer
-from waiting import AMPLE_SECONDS, until, wait_for
+from support.fakes import expected_tokens
+from support.process_engines import FAKE_ENGINE, faulty, forced, outcome, started, tiny_config
+from support.tiny_tokenizer import add_tokenizer
+from support.waiting import AMPLE_SECONDS, until, wait_for
 
 ModelDir = Callable[..., Path]
 
@@ -417,7 +417,7 @@ def test_an_engine_process_exits_when_its_front_end_is_killed(tiny_model_dir: Mo
 import sys, time
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-from process_engines import FAKE_ENGINE, started, tiny_config
+from support.process_engines import FAKE_ENGINE, started, tiny_config
 print(started(tiny_config(Path(sys.argv[1]), max_num_seqs=8), FAKE_ENGINE).engine_pid, flush=True)
 time.sleep(600)
 """

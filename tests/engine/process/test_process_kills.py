@@ -18,10 +18,10 @@ from chairlift import AsyncLLM
 from chairlift.engine.process import in_flight, process_client, restart_policy
 from chairlift.engine.process.engine_child import EngineChild
 from chairlift.errors import EngineDeadError
-from fakes import expected_tokens
-from process_engines import FAKE_ENGINE, forced, started, tiny_config
-from shown_lines import OF_FAILURES, lines_not_printed
-from waiting import AMPLE_SECONDS, until
+from support.fakes import expected_tokens
+from support.process_engines import FAKE_ENGINE, forced, started, tiny_config
+from support.shown_lines import OF_FAILURES, lines_not_printed
+from support.waiting import AMPLE_SECONDS, until
 
 NUM_REQUESTS, NUM_SEATS, NUM_KILLS = 120, 6, 4
 

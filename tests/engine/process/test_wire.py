@@ -21,7 +21,7 @@ from chairlift.outputs import EngineCoreOutput, Logprob, RequestStats, RequestTi
 from chairlift.request import FinishReason
 from chairlift.sampling_params import SamplingParams
 from chairlift.structured_outputs import Reasoning, StructuredOutputs
-from waiting import AMPLE_SECONDS, wait_for
+from support.waiting import AMPLE_SECONDS, wait_for
 
 FULL_OUTPUT = EngineCoreOutput(
     "a~1",

@@ -15,7 +15,7 @@ from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.errors import ConfigError
 from chairlift.events import EventList, Step
-from native import needs_native
+from support.native import needs_native
 
 TinyModelDir = Callable[..., Path]
 

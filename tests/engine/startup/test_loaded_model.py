@@ -16,7 +16,7 @@ from chairlift.errors import ConfigError
 from chairlift.models.decoder import DecoderModel
 from chairlift.system.control_groups import ControlGroups
 from chairlift.system.cpu_topology import CpuTopology
-from native import needs_native
+from support.native import needs_native
 
 
 def allocate_with(monkeypatch: pytest.MonkeyPatch, allocate: Callable[[], object]) -> None:

@@ -16,8 +16,8 @@ from chairlift.engine.startup.loaded_model import LoadedDecoder, load_model
 from chairlift.engine.startup.required_memory import PROCESS_BYTES, plan_required_memory
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.loading.gguf_file import GGUFFile
-from parameter_memory import parameter_bytes
-from pooling_models import write_pooling_model
+from support.parameter_memory import parameter_bytes
+from support.pooling_models import write_pooling_model
 
 
 @pytest.mark.parametrize("max_loras", [0, 3])

@@ -40,7 +40,7 @@ from chairlift.loading.resolve import resolve_model
 from chairlift.observability.event_log import encode_event
 from chairlift.speculative_config import SpeculativeConfig
 from chairlift.step_time import StepTime
-from native import needs_native
+from support.native import needs_native
 
 
 def linear(fixed: float, per_token: float, per_pair: float = 0.0) -> SecondsOf:

@@ -30,8 +30,8 @@ from chairlift.lab.report.recorded_run import recorded_run
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.models.decoder import DecoderModel
 from chairlift.models.kv_layout import KVLayout
-from command_runner import invoke
-from native import needs_native
+from support.command_runner import invoke
+from support.native import needs_native
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],

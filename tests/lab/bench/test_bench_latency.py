@@ -15,7 +15,7 @@ from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.events import Event, RequestArrived, Step
 from chairlift.lab.bench.latency import LatencyOptions, largest_useful_size, measure_iteration, run_latency
-from command_runner import invoke
+from support.command_runner import invoke
 
 TinyModel = Callable[..., Path]
 OPTIONS = LatencyOptions(input_len=12, output_len=5, batch_size=(3,), num_iters=3, num_iters_warmup=1)

@@ -29,7 +29,7 @@ from chairlift.lab.bench.perplexity import (
     split_windows,
 )
 from chairlift.loading.text.tokenizer import Tokenizer
-from command_runner import invoke
+from support.command_runner import invoke
 
 TinyModel = Callable[..., Path]
 TEXT = "the quick brown fox jumps over the lazy dog, and the dog does not mind. " * 3

@@ -14,8 +14,8 @@ from types import ModuleType
 import pytest
 from benchmarks.http_cost import ServeProcess
 
-from byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
 from chairlift.errors import ConfigError
+from support.byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
 
 TinyModel = Callable[..., Path]
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"

@@ -24,7 +24,7 @@ from chairlift.lab.metrics.requests import request_metrics
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.option_sources import read_options
 from chairlift.slo import SLO
-from tiny_tokenizer import add_tokenizer
+from support.tiny_tokenizer import add_tokenizer
 
 TinyModel = Callable[..., Path]
 

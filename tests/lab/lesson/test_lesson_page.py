@@ -29,7 +29,7 @@ from chairlift.lab.lesson.page_data import (
     sharing_events,
 )
 from chairlift.lab.lesson.runs import VOCAB_SIZE, Lesson
-from tiny_lesson import tiny_lesson
+from support.tiny_lesson import tiny_lesson
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ from chairlift.lab.bench.simulation import ProgressSink
 from chairlift.lab.lesson import summary
 from chairlift.lab.lesson.runs import POLICIES, Lesson, lesson_options, run_lesson, simulated_events
 from chairlift.lab.lesson.summary import ROWS, lesson_reasons, lesson_rows, lesson_table, lesson_values
-from command_runner import invoke
-from tiny_engine import CONFIG
-from tiny_lesson import tiny_config, tiny_lesson
+from support.command_runner import invoke
+from support.tiny_engine import CONFIG
+from support.tiny_lesson import tiny_config, tiny_lesson
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from chairlift.events import SLOT_KINDS, EngineStarted, Event, RequestArrived, RequestFinished, Step
 from chairlift.lab.metrics.requests import RequestMetrics, RequestTally, request_metrics
 from chairlift.lab.metrics.run import RunTally, summarize
-from fakes import make_engine, make_request, run_to_end
+from support.fakes import make_engine, make_request, run_to_end
 
 STATIC = EngineStarted(
     0.0, "m", 4, 10, 8, 64, 40, "fcfs", "paged", True, batching="static", static_batch_size=2, static_run_to="batch"

@@ -15,7 +15,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
-from case_loop import loop_over
 from chairlift import LLM, EngineConfig, SamplingParams
 from chairlift.config import QUANTIZATIONS, SchedulerConfig
 from chairlift.core.engine_core import EngineCore
@@ -36,10 +35,11 @@ from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.loading.resolve import resolve_model
 from chairlift.models.declaration.matrix_spec import EMBEDDING, LM_HEAD, PER_LAYER_EMBEDDING
 from chairlift.request import Request
-from fakes import make_engine, make_request, run_to_end
-from native import needs_native
-from parameter_memory import parameter_bytes
-from tiny_models import TINY_MODELS, architectures_with
+from support.case_loop import loop_over
+from support.fakes import make_engine, make_request, run_to_end
+from support.native import needs_native
+from support.parameter_memory import parameter_bytes
+from support.tiny_models import TINY_MODELS, architectures_with
 
 RESERVATIONS = [(kv, arena) for kv in ("exact", "max", "pow2", "oracle") for arena in ("buddy", "first-fit")]
 POLICIES = [("paged", "buddy"), *RESERVATIONS]

@@ -13,7 +13,7 @@ from chairlift.core.kv.kv_groups import FULL
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, Event
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
-from fakes import PartlyRightProposals, expected_tokens, make_engine, make_request
+from support.fakes import PartlyRightProposals, expected_tokens, make_engine, make_request
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from recorded_runs import Holder, RecordedRun, engine_started, recorded_runs
 from chairlift.events import SLOT_KINDS, EngineStarted, Event, Step
 from chairlift.lab.report.memory import steps_with_true_kinds
 from chairlift.lab.report.trace import trace_events
-from fakes import make_engine, make_request
+from support.fakes import make_engine, make_request
 
 
 def reserved_slots(holders: dict[str, Holder], written: dict[str, int], block_size: int) -> int:

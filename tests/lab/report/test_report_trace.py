@@ -15,7 +15,7 @@ from recorded_runs import RecordedRun, engine_started, recorded_runs
 
 from chairlift.events import RequestArrived, RequestFinished, Step
 from chairlift.lab.report.trace import trace_events
-from fakes import make_engine, make_request
+from support.fakes import make_engine, make_request
 
 
 def has_steps(run: RecordedRun) -> bool:

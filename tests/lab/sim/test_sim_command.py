@@ -23,8 +23,8 @@ from chairlift.lab.metrics.run import summarize
 from chairlift.lab.sim.devices import find_device
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.loading.model_source import declared_formats
-from command_runner import invoke
-from pooling_models import write_pooling_model
+from support.command_runner import invoke
+from support.pooling_models import write_pooling_model
 
 SMALL = ["--num-prompts", "6", "--input-len", "uniform:3..40", "--output-len", "uniform:2..20"]
 

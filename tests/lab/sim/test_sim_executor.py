@@ -19,7 +19,7 @@ from chairlift.lab.sim.simulator import SimConfig, forced_request, simulate
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.outputs import ModelRunnerOutput, NewRequest, SchedulerOutput
 from chairlift.sampling_params import SamplingParams
-from fakes import CheckingExecutor
+from support.fakes import CheckingExecutor
 
 
 @settings(max_examples=150, deadline=None)

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, models
 
 from chairlift.loading.text.added_token_guard import AddedTokenGuard, is_markup, unknown_id
 from chairlift.loading.text.marked_text import MarkedText, join_marked, template_spans, template_text, unmarked
-from chat_tokenizers import BACKENDS, MARKUP, SPECIAL, WHITE_SPACE
+from support.chat_tokenizers import BACKENDS, MARKUP, SPECIAL, WHITE_SPACE
 
 TOKENS = SPECIAL + MARKUP
 PARTS = ["<", "<|", "im_", "<|im_", "start|>", "|>", "</", "s>", "/s>", "think>", "[", "INST]", "[/INST", "tool_call>"]

@@ -15,8 +15,8 @@ from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.loading.text.marked_text import MarkedText, mask_of, template_text, unmarked
 from chairlift.loading.text.template_check import template_problems
 from chairlift.loading.text.tokenizer import Tokenizer
-from chat_templates import CHATML, SPLITTING, TEMPLATES
-from chat_tokenizers import BACKENDS, MARKUP, SPECIAL
+from support.chat_templates import CHATML, SPLITTING, TEMPLATES
+from support.chat_tokenizers import BACKENDS, MARKUP, SPECIAL
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 FORGED = (

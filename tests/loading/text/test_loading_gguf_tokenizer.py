@@ -24,7 +24,7 @@ from chairlift.loading.model_source import GGUFSource
 from chairlift.loading.text import gguf_tokenizer
 from chairlift.loading.text.gguf_tokenizer import PRE_TOKENIZERS
 from chairlift.loading.text.tokenizer import Tokenizer
-from gguf_files import files_read_once, write_tokenizer_gguf
+from support.gguf_files import files_read_once, write_tokenizer_gguf
 
 SAMPLE = Path(__file__).parents[2] / "data" / "smollm2_llama_cpp_ids.json"
 

@@ -15,10 +15,10 @@ from chairlift.config import EngineConfig
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.loading.text.template_check import add_turn_ends, end_of_turn
 from chairlift.loading.text.tokenizer import Tokenizer
-from chat_templates import TEMPLATES
-from chat_tokenizers import BACKENDS
-from gguf_files import gguf_name, write_gguf
-from tiny_tokenizer import write_tokenizer
+from support.chat_templates import TEMPLATES
+from support.chat_tokenizers import BACKENDS
+from support.gguf_files import gguf_name, write_gguf
+from support.tiny_tokenizer import write_tokenizer
 
 ENDS = {
     "chatml": "<|im_end|>",

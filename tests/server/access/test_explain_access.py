@@ -24,9 +24,9 @@ from chairlift.server.api.health import NOT_RUNNING, STALL_SECONDS, readiness
 from chairlift.server.telemetry import live_feed
 from chairlift.server.telemetry.live_feed import LiveFeed
 from chairlift.slo import SLO
-from plain_http import NO_TLS
-from running_server import RunningServer, run_server
-from waiting import AMPLE_SECONDS, wait_for
+from support.plain_http import NO_TLS
+from support.running_server import RunningServer, run_server
+from support.waiting import AMPLE_SECONDS, wait_for
 
 KEYS = {"ann": False, "bob": False, "root": True}
 

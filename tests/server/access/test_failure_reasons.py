@@ -13,14 +13,14 @@ import httpx
 import pytest
 from api_model import with_api_tokenizer
 
-from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
 from chairlift.errors import EngineDeadError, EngineUnavailableError, Failure
 from chairlift.server.access.keys import KeyRing, key_record, parse_key
 from chairlift.server.api.routes import ENDPOINTS
-from plain_http import NO_TLS
-from running_server import RunningServer, run_server
-from waiting import AMPLE_SECONDS, wait_for
+from support.byte_tokenizer import VOCAB_SIZE
+from support.plain_http import NO_TLS
+from support.running_server import RunningServer, run_server
+from support.waiting import AMPLE_SECONDS, wait_for
 
 ADMIN, PLAIN = "sk-admin-admin-admin", "sk-plain-plain-plain"
 SECRET = "/srv/weights/secret-17.safetensors"

@@ -14,9 +14,9 @@ from declared_routes import ADMINS, COUNTED, PUBLIC, READS, routes_of
 
 from chairlift import AsyncLLM
 from chairlift.server.access.keys import KeyRing, key_record, parse_key
-from operations import count_operations
-from running_server import RunningServer, completion_body, run_server
-from waiting import AMPLE_SECONDS
+from support.operations import count_operations
+from support.running_server import RunningServer, completion_body, run_server
+from support.waiting import AMPLE_SECONDS
 
 ADMIN, PLAIN, SPENT = "sk-admin-admin-admin", "sk-plain-plain-plain", "sk-spent-spent-spent"
 

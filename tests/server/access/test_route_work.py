@@ -19,7 +19,6 @@ import pytest
 from api_model import with_api_tokenizer
 from declared_routes import ADMINS, COUNTED, PUBLIC, READS, routes_of
 
-from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.explanation.what_if import BlockedRequest, WhatIf
@@ -29,10 +28,11 @@ from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
-from plain_http import NO_TLS
-from pooling_models import write_pooling_model
-from running_server import completion_body, open_options, run_app
-from waiting import AMPLE_SECONDS, wait_for
+from support.byte_tokenizer import VOCAB_SIZE
+from support.plain_http import NO_TLS
+from support.pooling_models import write_pooling_model
+from support.running_server import completion_body, open_options, run_app
+from support.waiting import AMPLE_SECONDS, wait_for
 
 UNIT_SECONDS: Final = 0.02
 UNITS_PER_SECOND: Final = round(1 / UNIT_SECONDS)

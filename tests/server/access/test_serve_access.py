@@ -18,8 +18,8 @@ from certificates import self_signed
 
 from chairlift.errors import ConfigError
 from chairlift.server.access.keys import load_keys
-from command_runner import invoke
-from waiting import AMPLE_SECONDS
+from support.command_runner import invoke
+from support.waiting import AMPLE_SECONDS
 
 COMMAND = [sys.executable, "-m", "chairlift"]
 

@@ -20,8 +20,8 @@ from chairlift import AsyncLLM
 from chairlift.server.access.access_options import ServerLimits
 from chairlift.server.access.keys import Key, KeyRing, digest
 from chairlift.server.http import http_protocol
-from running_server import RunningServer, completion_body, run_server
-from waiting import AMPLE_SECONDS, wait_for
+from support.running_server import RunningServer, completion_body, run_server
+from support.waiting import AMPLE_SECONDS, wait_for
 
 KEYS = KeyRing(
     [

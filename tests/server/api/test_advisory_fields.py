@@ -15,8 +15,8 @@ from openai.types.responses import Response
 from chairlift import AsyncLLM
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.responses import ResponseObject
-from running_server import RunningServer, run_server
-from waiting import wait_for
+from support.running_server import RunningServer, run_server
+from support.waiting import wait_for
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0}
 INPUT: dict[str, Any] = {"input": "hi", "max_output_tokens": 3, "temperature": 0}

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from api_model import with_api_tokenizer
 
-from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
-from running_server import RunningServer, run_server
+from support.byte_tokenizer import VOCAB_SIZE
+from support.running_server import RunningServer, run_server
 
 NUM_TURNS = 20
 LINE = "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=%05x;"

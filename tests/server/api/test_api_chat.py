@@ -10,7 +10,7 @@ from api_matrix import CALL_REGEX, HISTORY, MESSAGES, NAMED, OK_SCHEMA, TOOLS, W
 from api_model import NO_THOUGHTS
 
 from chairlift.server.tools.tool_instructions import with_described_tools
-from running_server import RunningServer
+from support.running_server import RunningServer
 
 
 def chat(server: RunningServer, **fields: Any) -> dict[str, Any]:

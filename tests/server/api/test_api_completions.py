@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chairlift.server.api.logprobs import MIN_LOGPROB, LogprobWriter, TextOffsets
-from running_server import RunningServer
+from support.running_server import RunningServer
 
 PROMPT = "The quick brown"
 

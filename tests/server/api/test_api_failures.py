@@ -13,12 +13,12 @@ import pytest
 from api_model import check_type, raw, with_api_tokenizer
 from test_api_matrix import EVENTS
 
-from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
 from chairlift.engine.grammar_gate import GrammarGate
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.errors import RequestError
-from running_server import RunningServer, run_server
+from support.byte_tokenizer import VOCAB_SIZE
+from support.running_server import RunningServer, run_server
 
 REQUEST: dict[str, Any] = {"model": "tiny", "stream": True}
 ENDLESS = {"ignore_eos": True}

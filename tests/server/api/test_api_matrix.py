@@ -20,7 +20,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 
-from running_server import RunningServer
+from support.running_server import RunningServer
 
 COMMON: Row = {"model": "tiny", "seed": 1}
 USAGE = {"include_usage": True, "continuous_usage_stats": True}

@@ -15,8 +15,8 @@ from api_model import check_type, raw
 from chairlift.server.api.messages import MessagesCall
 from chairlift.server.api.routes import LARGE_BODY
 from chairlift.server.tools.answer_parser import DeltaMessage, DeltaToolCall
-from plain_http import NO_TLS
-from running_server import RunningServer
+from support.plain_http import NO_TLS
+from support.running_server import RunningServer
 
 EVENTS = {
     get_args(kind.model_fields["type"].annotation)[0]: kind for kind in get_args(get_args(RawMessageStreamEvent)[0])

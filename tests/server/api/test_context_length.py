@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from api_model import with_api_tokenizer
 
-from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
 from chairlift.server.api.routes import LARGE_BODY
 from chairlift.server.preparation.api_options import ApiOptions
-from running_server import RunningServer, run_server
+from support.byte_tokenizer import VOCAB_SIZE
+from support.running_server import RunningServer, run_server
 
 CONTEXT = 256
 LONG = "x" * 2 * CONTEXT

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from chat_planner import planner
 
-from call_templates import COHERE, DEEPSEEK_V3, DEEPSEEK_V31, HUNYUAN, PLAIN_LFM2, START
 from chairlift.errors import ConfigError, RequestError
 from chairlift.loading.text import template_sandbox
 from chairlift.loading.text.chat_template import ChatTemplate
@@ -16,7 +15,8 @@ from chairlift.server.preparation import conversation
 from chairlift.server.preparation.conversation import ChatPlan
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.tools.answer_parser import DeltaMessage
-from chat_templates import TEMPLATES
+from support.call_templates import COHERE, DEEPSEEK_V3, DEEPSEEK_V31, HUNYUAN, PLAIN_LFM2, START
+from support.chat_templates import TEMPLATES
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": SCHEMA}}

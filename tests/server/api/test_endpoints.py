@@ -12,13 +12,13 @@ import httpx
 import pytest
 from api_model import with_api_tokenizer
 
-from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
 from chairlift.server.access.keys import Key, KeyRing, digest
 from chairlift.server.api.routes import ENDPOINTS, LARGE_BODY
 from chairlift.server.application import create_app
 from chairlift.server.batch.batch_runner import LineProcessor
-from running_server import RunningServer, open_options, run_server
+from support.byte_tokenizer import VOCAB_SIZE
+from support.running_server import RunningServer, open_options, run_server
 
 MODULE = '''
 """The endpoint /v1/token_lengths: the number of bytes of each token of a text."""

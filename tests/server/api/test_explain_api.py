@@ -16,9 +16,9 @@ from chairlift import AsyncLLM
 from chairlift.events import from_json
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.api.requests import MAX_EXPLAINED
-from plain_http import NO_TLS
-from running_server import RunningServer, run_server
-from waiting import AMPLE_SECONDS, wait_for
+from support.plain_http import NO_TLS
+from support.running_server import RunningServer, run_server
+from support.waiting import AMPLE_SECONDS, wait_for
 
 EACH_API = pytest.mark.parametrize(
     ("path", "fields"),

@@ -17,13 +17,13 @@ import httpx
 import pytest
 from pydantic_core import from_json
 
-from byte_tokenizer import VOCAB_SIZE, write_byte_tokenizer
 from chairlift import AsyncLLM
 from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.server.application import create_app
 from chairlift.server.preparation.api_options import ApiOptions
-from chat_templates import TEMPLATES
-from running_server import open_options
+from support.byte_tokenizer import VOCAB_SIZE, write_byte_tokenizer
+from support.chat_templates import TEMPLATES
+from support.running_server import open_options
 
 Row = dict[str, Any]
 NUM_CONVERSATIONS = 18

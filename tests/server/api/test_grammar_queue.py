@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from api_model import with_api_tokenizer
 
-from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
 from chairlift.grammar import compiler as grammar_compiler
 from chairlift.grammar.checker import GrammarChecker
 from chairlift.grammar.compiler import QUICK_SECONDS
 from chairlift.server.access.keys import Key, KeyRing, digest
-from running_server import RunningServer, run_server
-from waiting import AMPLE_SECONDS, wait_for
+from support.byte_tokenizer import VOCAB_SIZE
+from support.running_server import RunningServer, run_server
+from support.waiting import AMPLE_SECONDS, wait_for
 
 KEYS = KeyRing([Key("slow", digest("slow-secret")), Key("simple", digest("simple-secret"))])
 

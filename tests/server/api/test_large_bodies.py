@@ -16,7 +16,6 @@ import httpx
 import pytest
 from api_model import with_api_tokenizer
 
-from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
 from chairlift.errors import RequestError
 from chairlift.server.access.admission import AdmissionController
@@ -27,9 +26,10 @@ from chairlift.server.models.served_model import NUM_THREADS
 from chairlift.server.preparation.conversation import ModelPlanner
 from chairlift.server.protocol.base import RequestBody
 from chairlift.server.protocol.completions import CompletionRequest
-from plain_http import NO_TLS
-from running_server import RunningServer, run_server
-from waiting import AMPLE_SECONDS, until, wait_for
+from support.byte_tokenizer import VOCAB_SIZE
+from support.plain_http import NO_TLS
+from support.running_server import RunningServer, run_server
+from support.waiting import AMPLE_SECONDS, until, wait_for
 
 PADDING = b" " * LARGE_BODY
 MESSAGES = [{"role": "user", "content": "one two"}]

@@ -8,15 +8,15 @@ from pathlib import Path
 import openai
 import pytest
 
-from byte_tokenizer import write_byte_tokenizer
 from chairlift import LLM, AsyncLLM, SamplingParams
 from chairlift.errors import ConfigError
 from chairlift.server.access.keys import Key, KeyRing, digest
 from chairlift.server.api.routes import LARGE_BODY
 from chairlift.server.application import make_single_manager
 from chairlift.server.preparation.api_options import ApiOptions
-from lora_adapters import VARIANTS, write_adapter
-from running_server import ON_CLUSTER, RunningServer, run_server
+from support.byte_tokenizer import write_byte_tokenizer
+from support.lora_adapters import VARIANTS, write_adapter
+from support.running_server import ON_CLUSTER, RunningServer, run_server
 
 ADMIN, PLAIN = "admin-secret-0123456789", "plain-secret-0123456789"
 KEYS = KeyRing([Key("admin", digest(ADMIN), is_admin=True), Key("plain", digest(PLAIN))])

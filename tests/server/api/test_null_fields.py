@@ -8,12 +8,12 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from case_loop import loop_over
 from chairlift.server.api.models import AdapterLoad, AdapterUnload, ModelSwitch
 from chairlift.server.api.routes import ENDPOINTS
 from chairlift.server.protocol.base import RequestBody
 from chairlift.server.web.page_bodies import BurstBody
-from running_server import RunningServer
+from support.case_loop import loop_over
+from support.running_server import RunningServer
 
 ADMIN_BODIES = [AdapterLoad, AdapterUnload, ModelSwitch, BurstBody]
 USER = {"role": "user", "content": "hi"}

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from byte_tokenizer import write_byte_tokenizer
 from chairlift import LLM, AsyncLLM
 from chairlift.server.api.routes import LARGE_BODY
-from pooling_models import TEXTS, write_pooling_model
-from running_server import ON_CLUSTER, RunningServer, run_server
+from support.byte_tokenizer import write_byte_tokenizer
+from support.pooling_models import TEXTS, write_pooling_model
+from support.running_server import ON_CLUSTER, RunningServer, run_server
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ import pytest
 import tokenizers
 from chat_planner import planner
 
-from byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
 from chairlift import AsyncLLM
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.protocol.messages import MessagesRequest
-from running_server import RunningServer, run_server
+from support.byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
+from support.running_server import RunningServer, run_server
 
 TEMPLATE = """\
 {%- for m in messages %}{{ m.role }}: {{ m.content }}{{ '\\n' }}{% endfor %}assistant: {% if thinking == 'begun' -%}

@@ -13,13 +13,13 @@ import pytest
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from case_loop import loop_over
 from chairlift.errors import RequestError
 from chairlift.server.api.routes import ENDPOINTS, parse_json
 from chairlift.server.telemetry.call_log import CallLogMiddleware
-from plain_http import NO_TLS
-from running_server import RunningServer
-from waiting import wait_for
+from support.case_loop import loop_over
+from support.plain_http import NO_TLS
+from support.running_server import RunningServer
+from support.waiting import wait_for
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CALLS: list[tuple[str, dict[str, Any]]] = [

@@ -20,7 +20,7 @@ from chairlift.server.protocol.response_tools import CUSTOM_ARGUMENT
 from chairlift.server.protocol.responses import ResponsesRequest
 from chairlift.server.protocol.tools import AllowedToolsChoice, selected_tools
 from chairlift.server.protocol.validation_errors import validation_problem
-from running_server import RunningServer
+from support.running_server import RunningServer
 
 Row = dict[str, Any]
 HI: Row = {"role": "user", "content": "hi"}

@@ -16,8 +16,8 @@ from chairlift.sampling_params import SamplingParams
 from chairlift.server.api.routes import ENDPOINTS
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.conversation import ModelPlanner
-from running_server import run_server
-from tiny_engine import tiny_options
+from support.running_server import run_server
+from support.tiny_engine import tiny_options
 
 CONFIG = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "max_new_tokens": 6}
 MESSAGES = [{"role": "user", "content": "Hello"}]

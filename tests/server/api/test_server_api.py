@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from chairlift.version import __version__
-from running_server import MODEL, RunningServer
+from support.running_server import MODEL, RunningServer
 
 PARIS = "The capital of France is"
 QUESTION = [{"role": "user", "content": "Reply with one word: what is the capital of France?"}]

@@ -10,8 +10,8 @@ import pytest
 
 from chairlift.errors import RequestError
 from chairlift.sampling_params import SamplingParams
-from plain_http import NO_TLS
-from running_server import RunningServer
+from support.plain_http import NO_TLS
+from support.running_server import RunningServer
 
 HALF = "\ud800"
 MESSAGES = [{"role": "user", "content": "one"}]

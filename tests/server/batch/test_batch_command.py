@@ -16,10 +16,10 @@ from batch_files import by_id, completion_line, request_line, results, write_lin
 
 from chairlift import AsyncLLM, EngineConfig
 from chairlift.server.batch.batch_runner import cancelled_by_signals, run_batch
-from command_runner import invoke
-from running_server import run_server
-from tiny_tokenizer import add_tokenizer
-from waiting import AMPLE_SECONDS, wait_for
+from support.command_runner import invoke
+from support.running_server import run_server
+from support.tiny_tokenizer import add_tokenizer
+from support.waiting import AMPLE_SECONDS, wait_for
 
 ENGINE = {"num_kv_blocks": 120, "num_threads": 1, "max_num_seqs": 4, "max_num_batched_tokens": 64}
 NUM_LINES = 55

@@ -14,7 +14,7 @@ from chairlift.core.engine_core import EngineCore
 from chairlift.errors import EngineDeadError
 from chairlift.server.access.access_options import ServerLimits
 from chairlift.server.batch.batch_runner import run_batch
-from tiny_engine import tiny_options
+from support.tiny_engine import tiny_options
 
 
 @pytest.fixture

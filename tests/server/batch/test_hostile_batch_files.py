@@ -17,7 +17,7 @@ from chairlift.errors import ConfigError
 from chairlift.server.batch import batch_files as index_module
 from chairlift.server.batch.batch_files import BatchIndex, BatchLineError, BatchOutput, answer_line
 from chairlift.server.batch.batch_runner import run_batch
-from tiny_engine import tiny_options
+from support.tiny_engine import tiny_options
 
 MEMORY_SCRIPT = """
 import resource, sys

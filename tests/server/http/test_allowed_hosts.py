@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
-from case_loop import loop_over
 from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
 from chairlift.server.access.access_options import LOOPBACK_HOSTS, AccessOptions, parse_hosts
 from chairlift.server.access.keys import Key, KeyRing, digest
-from command_runner import invoke
-from running_server import RunningServer, open_options, run_server
+from support.case_loop import loop_over
+from support.command_runner import invoke
+from support.running_server import RunningServer, open_options, run_server
 
 KEYS = KeyRing([Key("ann", digest("secret"))])
 

@@ -15,10 +15,10 @@ from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
 from chairlift.server.access.access_options import AccessOptions, ServerLimits, parse_origins
 from chairlift.server.access.keys import Key, KeyRing, digest
-from command_runner import invoke
-from plain_http import NO_TLS
-from running_server import RunningServer, run_server
-from waiting import wait_for
+from support.command_runner import invoke
+from support.plain_http import NO_TLS
+from support.running_server import RunningServer, run_server
+from support.waiting import wait_for
 
 PAGE = "https://app.example.com"
 FOREIGN = "https://evil.example.com"

@@ -14,7 +14,7 @@ from chairlift.server.api.endpoint import Endpoint
 from chairlift.server.api.routes import ENDPOINTS
 from chairlift.server.protocol.base import RequestBody
 from chairlift.server.protocol.validation_errors import validation_problem
-from running_server import RunningServer
+from support.running_server import RunningServer
 
 
 class BodyWithLimit(RequestBody):

@@ -21,8 +21,8 @@ from chairlift import AsyncLLM
 from chairlift.server.access.access_options import ServerLimits
 from chairlift.server.access.keys import Key, KeyRing, digest
 from chairlift.server.http.http_protocol import MAX_HEADER_BYTES, MAX_PIPELINED, HttpProtocol, uvicorn_config
-from running_server import RunningServer, completion_body, run_server
-from waiting import AMPLE_SECONDS, wait_for
+from support.running_server import RunningServer, completion_body, run_server
+from support.waiting import AMPLE_SECONDS, wait_for
 
 KEYS = KeyRing([Key("ann", digest("secret"))])
 AUTHORIZED = b"Host: x\r\nAuthorization: Bearer secret\r\n"

@@ -17,11 +17,11 @@ import pytest
 
 from chairlift import AsyncLLM
 from chairlift.engine.process import restart_policy
-from plain_http import NO_TLS
-from process_engines import FAKE_ENGINE, faulty, started, tiny_config
-from running_server import RunningServer, completion_body, run_server
-from tiny_engine import tiny_options
-from waiting import AMPLE_SECONDS, wait_for
+from support.plain_http import NO_TLS
+from support.process_engines import FAKE_ENGINE, faulty, started, tiny_config
+from support.running_server import RunningServer, completion_body, run_server
+from support.tiny_engine import tiny_options
+from support.waiting import AMPLE_SECONDS, wait_for
 
 NUM_STREAMS = 32
 NUM_SEATS = 12

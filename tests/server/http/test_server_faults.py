@@ -10,8 +10,8 @@ import httpx
 import openai
 import pytest
 
-from running_server import RunningServer, completion_body
-from waiting import wait_for
+from support.running_server import RunningServer, completion_body
+from support.waiting import wait_for
 
 
 def test_disconnecting_during_a_stream_aborts_its_request(tiny_server: RunningServer) -> None:

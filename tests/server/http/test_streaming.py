@@ -13,7 +13,7 @@ import pytest
 from chairlift.server.api.messages import MessagesCall
 from chairlift.server.http import streaming
 from chairlift.server.http.streaming import COMMENT, EventStream, run_to_end
-from waiting import AMPLE_SECONDS, until
+from support.waiting import AMPLE_SECONDS, until
 
 
 async def endless() -> AsyncIterator[bytes]:

@@ -17,7 +17,7 @@ from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.http.http_protocol import uvicorn_config
-from running_server import RunningServer, run_server
+from support.running_server import RunningServer, run_server
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from chairlift.server.models.engine_loader import EngineLoader
 from chairlift.server.models.model_manager import ModelManager, ModelNameError
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
-from waiting import AMPLE_SECONDS, until
+from support.waiting import AMPLE_SECONDS, until
 
 
 class CountedService:

@@ -22,7 +22,6 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from byte_tokenizer import write_byte_tokenizer
 from chairlift import LLM, AsyncLLM, SamplingParams
 from chairlift.config import EngineConfig
 from chairlift.engine.event_hub import EventHub
@@ -35,10 +34,11 @@ from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.system.memory_amounts import parse_memory
-from pooling_models import TEXTS, write_pooling_model
-from running_server import open_options, run_app
-from step_gate import StepGate
-from waiting import AMPLE_SECONDS, until, wait_for
+from support.byte_tokenizer import write_byte_tokenizer
+from support.pooling_models import TEXTS, write_pooling_model
+from support.running_server import open_options, run_app
+from support.step_gate import StepGate
+from support.waiting import AMPLE_SECONDS, until, wait_for
 
 ADMIN, LIMITED = "admin-secret-0123456789", "limited-secret-0123456789"
 PROMPT = "The quick brown fox"

@@ -14,7 +14,7 @@ from chairlift import AsyncLLM
 from chairlift.errors import EngineDeadError
 from chairlift.server.models.served_model import NUM_THREADS, TENANT_THREADS, ModelService
 from chairlift.server.preparation.api_options import ApiOptions
-from waiting import AMPLE_SECONDS, until
+from support.waiting import AMPLE_SECONDS, until
 
 
 def test_calls_in_preparation_end_with_the_reason_of_the_stop(tiny_model_dir: Callable[..., Path]) -> None:

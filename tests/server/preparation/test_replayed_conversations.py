@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from chat_planner import planner
 
-from case_loop import loop_over
 from chairlift.errors import RequestError
 from chairlift.server.api.chat import ChatCompletionRequest
 from chairlift.server.api.messages import MessagesRequest
 from chairlift.server.api.responses import ResponsesRequest
 from chairlift.server.preparation.conversation import ChatPlan
 from chairlift.server.protocol.tools import parse_arguments
-from chat_templates import TEMPLATES
+from support.case_loop import loop_over
+from support.chat_templates import TEMPLATES
 
 WRITE_TURNS = """\
 <|im_start|>{{ m.role }}

@@ -29,9 +29,9 @@ from chairlift.server.telemetry.access_log import AccessLog
 from chairlift.server.telemetry.call_log import CallListener, CallLogMiddleware
 from chairlift.server.telemetry.engine_observer import EngineObserver, ObservedRequest
 from chairlift.server.telemetry.tracing import CallTracer
-from running_server import RunningServer
-from tracked_engine import TrackedEngine
-from waiting import wait_for
+from support.running_server import RunningServer
+from support.tracked_engine import TrackedEngine
+from support.waiting import wait_for
 
 SECRET = "my dear diary"
 

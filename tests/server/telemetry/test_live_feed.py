@@ -16,7 +16,7 @@ from chairlift.observability.event_log import encode_event
 from chairlift.server.telemetry import live_feed
 from chairlift.server.telemetry.live_feed import LiveFeed
 from chairlift.server.telemetry.redaction import Redactor
-from tracked_engine import TrackedEngine
+from support.tracked_engine import TrackedEngine
 
 ADMIN = Viewer()
 TENANT = Viewer("alpha", is_admin=False)

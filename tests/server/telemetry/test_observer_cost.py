@@ -13,9 +13,9 @@ from chairlift.engine.process.client import EngineStatus
 from chairlift.events import Event, RequestArrived
 from chairlift.server.telemetry.engine_observer import EngineObserver, engine_metrics
 from chairlift.server.telemetry.live_feed import LiveFeed
-from fakes import make_engine, make_request
-from operations import count_operations
-from tracked_engine import started
+from support.fakes import make_engine, make_request
+from support.operations import count_operations
+from support.tracked_engine import started
 
 SIZES = (100, 1_000, 10_000)
 ANSWERS = 100

@@ -7,9 +7,9 @@ import logging
 import pytest
 from test_call_formats import FAMILIES, ONE_CALL, template_of
 
-from call_templates import DEEPSEEK_V31, KIMI, UNKNOWN
 from chairlift.server.tools.answer_formats import TOOL_CALL_FORMATS
 from chairlift.server.tools.call_detection import call_style, detected_format
+from support.call_templates import DEEPSEEK_V31, KIMI, UNKNOWN
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from call_templates import WRITING
 from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.loading.text.marked_text import unmarked
 from chairlift.server.tools.answer_formats import TOOL_CALL_FORMATS, CallFormat, tool_call_format
@@ -16,7 +15,8 @@ from chairlift.server.tools.answer_parser import AnswerParser, DeltaMessage
 from chairlift.server.tools.harmony_parser import HarmonyParser
 from chairlift.server.tools.tag_scanner import argument_kinds
 from chairlift.server.tools.tool_parser import ToolParser
-from chat_templates import TEMPLATES
+from support.call_templates import WRITING
+from support.chat_templates import TEMPLATES
 
 FAMILIES: dict[str, tuple[str, str]] = {
     **WRITING,

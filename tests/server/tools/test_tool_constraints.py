@@ -11,7 +11,6 @@ import jsonschema
 import llguidance
 import pytest
 
-from byte_tokenizer import write_byte_tokenizer
 from chairlift.errors import RequestError
 from chairlift.grammar.compiler import CompiledGrammar, GrammarCompiler
 from chairlift.loading.text.hf_tokenizer import folder_tokenizer
@@ -24,8 +23,9 @@ from chairlift.server.tools.harmony_parser import HarmonyParser
 from chairlift.server.tools.tool_constraints import TEXT, CallGrammar
 from chairlift.server.tools.tool_parser import ToolParser
 from chairlift.structured_outputs import StructuredOutputs
-from grammar_samples import sample_text
-from random_tool_schemas import random_tool_schema
+from support.byte_tokenizer import write_byte_tokenizer
+from support.grammar_samples import sample_text
+from support.random_tool_schemas import random_tool_schema
 
 DIALECT = jsonschema.Draft202012Validator
 HEADER = " to=functions.f<|channel|>commentary json<|message|>"

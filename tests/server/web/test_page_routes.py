@@ -24,8 +24,8 @@ from chairlift.server.access.keys import KeyRing, key_record, parse_key
 from chairlift.server.serve_options import parse_root_path
 from chairlift.server.web.burst import start_burst
 from chairlift.server.web.page_bodies import BurstBody
-from running_server import RunningServer, completion_body, run_server
-from waiting import wait_for
+from support.running_server import RunningServer, completion_body, run_server
+from support.waiting import wait_for
 
 ADMIN, OWN, OTHER = "sk-admin-admin-admin", "sk-own-own-own-own-own", "sk-other-other-other-other"
 

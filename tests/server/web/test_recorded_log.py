@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from chairlift.errors import ConfigError
 from chairlift.observability.event_log import encode_event
 from chairlift.server.web.recorded_log import recorded_log_app, serve_recorded_log
-from tracked_engine import TrackedEngine
+from support.tracked_engine import TrackedEngine
 
 
 @pytest.fixture

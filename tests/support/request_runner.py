@@ -26,7 +26,7 @@ from chairlift.outputs import EngineCoreOutput, TokenLogprobs
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
 from chairlift.worker.random_stream import stream_key
-from fakes import Propose
+from support.fakes import Propose
 
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},

@@ -33,7 +33,7 @@ from chairlift.kernels.interface import (
 from chairlift.kernels.lora import AdaptedLinear, LoraLayer
 from chairlift.kernels.torch_set import TorchKernelSet
 from chairlift.kernels.weights import load_tensor
-from reference_recurrence import ReferenceRecurrence
+from support.reference_recurrence import ReferenceRecurrence
 
 
 def embedding(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import threading
 from types import TracebackType
 from typing import Any
 
-from waiting import AMPLE_SECONDS
+from support.waiting import AMPLE_SECONDS
 
 
 class StepGate:

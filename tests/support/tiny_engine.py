@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from tiny_tokenizer import TEMPLATE, write_tokenizer
+from support.tiny_tokenizer import TEMPLATE, write_tokenizer
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import fake_engine_process
+
 from chairlift.engine.process import engine_process
 from chairlift.outputs import SchedulerOutput
 

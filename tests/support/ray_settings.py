@@ -11,7 +11,7 @@ from typing import Final
 
 import psutil
 
-SETTINGS_FILE: Final = Path(__file__).parent.parent / "deploy" / "ray" / "cluster.env"
+SETTINGS_FILE: Final = Path(__file__).parents[2] / "deploy" / "ray" / "cluster.env"
 
 
 def read_settings() -> dict[str, str]:

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import psutil
 
-from plain_http import NO_TLS
-from waiting import AMPLE_SECONDS
+from support.plain_http import NO_TLS
+from support.waiting import AMPLE_SECONDS
 
 COMMAND = [sys.executable, "-m", "chairlift", "serve", "--port", "0"]
 

@@ -12,7 +12,7 @@ from chairlift.core.engine_core import EngineCore
 from chairlift.events import EngineStarted, Event, EventList, RequestFinished
 from chairlift.observability.tracker import RequestTracker
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
-from fakes import CheckingExecutor, make_engine, make_request
+from support.fakes import CheckingExecutor, make_engine, make_request
 
 
 class TimedExecutor:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from random_schemas import Schema, random_schema
+from support.random_schemas import Schema, random_schema
 
 AWKWARD: list[Schema] = [
     {"type": "string", "format": "url"},

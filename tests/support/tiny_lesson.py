@@ -7,7 +7,7 @@ from pathlib import Path
 
 from chairlift.config import EngineConfig
 from chairlift.lab.lesson.runs import Lesson, lesson_config, lesson_options, run_lesson
-from tiny_engine import CONFIG
+from support.tiny_engine import CONFIG
 
 
 def tiny_config(folder: Path) -> EngineConfig:

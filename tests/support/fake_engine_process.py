@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +22,10 @@ from chairlift.events import EngineStarted
 from chairlift.loading.resolve import resolve_model
 from chairlift.outputs import SchedulerOutput
 from chairlift.sampling_params import SamplingDefaults
-from fakes import CheckingExecutor
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # a script has only its own folder there
+
+from support.fakes import CheckingExecutor
 
 NUM_BLOCKS, MAX_MODEL_LEN, STEP_SECONDS = 128, 128, 0.002
 

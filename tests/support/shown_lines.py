@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 LOG_LINE = re.compile(r"^(?:INFO|WARNING|ERROR) .+$", re.MULTILINE)
 
 OF_THE_START = ("README.md", "docs/guide/getting-started.md")

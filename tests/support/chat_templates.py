@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-import byte_tokenizer
-import tiny_tokenizer
+from support import byte_tokenizer, tiny_tokenizer
 
 CHATML: Final = """\
 {% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}\

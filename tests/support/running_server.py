@@ -28,10 +28,10 @@ from chairlift.server.http.http_protocol import uvicorn_config
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.serve_options import ObservabilityOptions, ServeOptions
 from chairlift.server.telemetry.access_log import AccessLog
-from in_process_cluster import make_cluster
-from plain_http import NO_TLS
-from step_gate import StepGate
-from waiting import AMPLE_SECONDS, wait_for
+from support.in_process_cluster import make_cluster
+from support.plain_http import NO_TLS
+from support.step_gate import StepGate
+from support.waiting import AMPLE_SECONDS, wait_for
 
 ON_CLUSTER = os.environ.get("TEST_ON_CLUSTER") == "1"
 """Whether servers use their engine as the only replica of a cluster."""

@@ -1,0 +1,1 @@
+"""Modules that tests share: fakes, servers, tiny models and what waits for conditions."""
