@@ -83,7 +83,7 @@ def create_models_app(
 
     Returns:
         The application. `app.state.admission` counts the calls in progress and can drain the server, `app.state.models`
-        is the manager, `app.state.listeners` are those of calls, and `app.state.paths` lists the paths of the routes.
+        is the manager, `app.state.listeners` receive ended calls, and `app.state.paths` lists the paths of the routes.
     """
     admission = AdmissionController(options.limits, options.access.keys)
     listeners = options.observability.listeners()

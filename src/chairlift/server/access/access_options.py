@@ -104,7 +104,7 @@ class AccessOptions:
     """The access options of a server. Raises ConfigError if they contradict each other, or the keys cannot be loaded.
 
     Attributes:
-        keys: the accepted API keys; a server without keys accepts every request. Default: those of `api_key` and
+        keys: the accepted API keys; a server without keys accepts every request. Default: the keys of `api_key` and
             `api_key_file`.
     """
 
@@ -186,5 +186,5 @@ def is_loopback(host: str) -> bool:
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
-        return True  # Binding to this host fails with an error of its own.
+        return True  # Binding to this host raises a separate error.
     return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)

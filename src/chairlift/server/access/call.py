@@ -38,7 +38,7 @@ class Call:
             it, unless the body has another `request_id`, or a call in progress has the same id.
         model_seconds: the time for which it waited for its model.
         id: the id by which it can be explained, once its requests are sent to the engine or its wait for a model fails.
-        finish_reason: that of its answer that finished first. For a stop string it is known before the engine's event.
+        finish_reason: the reason of the first answer to end. For a stop string it is known before the engine's event.
         ignored: the fields of its body that have no effect.
         seconds: the duration until the last byte of the response was written.
         status: the status of the response; 499 if the client disconnected before it, or before the end of an answer.

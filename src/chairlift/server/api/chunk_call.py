@@ -37,7 +37,7 @@ class ChunkCall(GeneratingCall[ChunkFields, Plans]):
 
     @abstractmethod
     def choices(self, index: int, output: RequestOutput) -> Iterable[Choice]:
-        """The choices with new output of prompt `index`; those of a whole response have all of it."""
+        """The choices with new output of prompt `index`; in a whole response they have all of its output."""
 
     def new_choice(self, number: int, answer: CompletionOutput, **content: Any) -> Choice:
         """A choice with its content, and the fields that completions and chats share. The stop reason is in the last

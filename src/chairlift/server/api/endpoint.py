@@ -23,7 +23,7 @@ class Endpoint(Generic[Body]):
 
     Attributes:
         plan: converts a valid body to a plan, on a thread; raises RequestError. Without `call` the plan is the JSON of
-            the response. Its name and its docstring are those of the operation in OpenAPI.
+            the response. The operation in OpenAPI has its name and its docstring.
         body, response: the types of the bodies.
         call: the class of calls that answer the plan with the engine.
         aliases: other paths.

@@ -126,7 +126,7 @@ def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
 
 
 class _AllMetrics(Collector):
-    """Collects the metrics of all engines, those of replicas with the label `replica`. Each name occurs once in the
+    """Collects the metrics of all engines, with the label `replica` for replicas. Each name occurs once in the
     output, as the text format of Prometheus requires."""
 
     def __init__(self, manager: ModelManager) -> None:

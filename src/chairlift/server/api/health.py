@@ -45,8 +45,8 @@ class ReadyStatus(BaseModel):
 
 
 def readiness(manager: ModelManager, admission: AdmissionController, *, is_admin: bool) -> tuple[bool, str | None]:
-    """Whether the server can answer requests of any model, and why it cannot answer those of all models. Only for an
-    admin, the reason may contain the failure of an engine, which names files of the server."""
+    """Whether the server can answer requests of any model, and why it cannot answer requests of all models. Only for
+    an admin, the reason may contain the failure of an engine, which names files of the server."""
     if admission.is_draining:
         return False, f"the server is shutting down and has {counted(admission.num_calls, 'unfinished call')}"
     obstacles = [engine_obstacle(model.status(), is_admin=is_admin) for model in manager.models]

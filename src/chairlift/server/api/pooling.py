@@ -153,7 +153,7 @@ class EmbeddingCall(EngineCall[EmbeddingRequest, RequestPlan]):
 
 
 def pair_scores(outputs: Sequence[RequestOutput], num_pairs: int) -> list[float]:
-    """The scores of pairs: those of a cross-encoder from 0 to 1, or the cosines of the vectors of both texts."""
+    """The scores of pairs: from 0 to 1 by a cross-encoder, or the cosines of the vectors of both texts."""
     rows = [pooled_values(output) for output in outputs]
     if all(len(row) == 1 for row in rows):
         return [sigmoid(row[0]) for row in rows]

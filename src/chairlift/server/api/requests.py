@@ -158,7 +158,7 @@ async def _explain(found: list[ObservedRequest], key: Key) -> list[Explanation]:
 
 def _find(manager: ModelManager, request_id: str, request: Request) -> list[ObservedRequest]:
     """The sequences of an API call that the key can see, over all replicas; raises HTTPException if there are none. One
-    that was sent again is that of its last replica."""
+    that was sent again is returned only for its last replica."""
     viewer = manager.default.observer.viewer(call_of(request).key)
     known = (each for each in manager.find_sequences(request_id) if not each.is_resent)
     if found := [each for each in known if viewer.can_see(each.request.tenant)]:

@@ -189,7 +189,7 @@ def add_body_route(
             return handler
 
     async def describe(body: Any) -> Any:
-        raise AssertionError("the route has a handler of its own")
+        raise AssertionError("the route has its own handler")
 
     describe.__annotations__ = {"body": body}
     routes.add_api_route(

@@ -1,4 +1,4 @@
-"""The files of a batch in OpenAI's format: requests in the lines of the input, and results in those of the output.
+"""Batch files in OpenAI's format: each line of the input is a request, and each line of the output is a result.
 
 {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {...}}
 {"id": "batch_req_...", "custom_id": "a", "response": {"status_code": 200, "request_id": ..., "body": {...}},

@@ -54,7 +54,7 @@ CALLS_PER_SEQUENCE: Final = 2
 
 
 class _Usage(msgspec.Struct):
-    """Token counts with the names of completions and chat, or with those of responses and messages."""
+    """Token counts, named as in completions and chat, or as in responses and messages."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0

@@ -30,7 +30,7 @@ async def cancel_on_disconnect(
     """Run a coroutine and return its result. If the client disconnects first, cancel it and raise ClientDisconnect.
 
     Args:
-        receive: that of a request whose body has been read.
+        receive: receives the messages of a request whose body has been read.
         on_close: called when the coroutine has ended or the client has disconnected, before the coroutine is cancelled.
     """
 

@@ -143,8 +143,8 @@ class ModelManager:
         return sum(model.num_waiting for model in self.models)
 
     def find(self, name: str | None, key: Key) -> ServedModel:
-        """The model that a call names, by its own name or by that of one of its LoRA adapters. Raises ModelNameError if
-        no model has this name, or the key is limited to other models."""
+        """The model that a call names, by its own name or the name of one of its LoRA adapters. Raises ModelNameError
+        if no model has this name, or the key is limited to other models."""
         allowed = self.visible(key)
         model = (allowed or [self.default])[0] if name is None else self._find_by_name(name)
         if model is None:

@@ -82,7 +82,7 @@ class VisibleEngine(ABC):
 
     Args:
         events: delivers the events of the engine, or of one engine after another.
-        clock: the clock of the events; None is that of this machine.
+        clock: the clock of the events; None selects the clock of this machine.
 
     Attributes:
         facts: the properties of the engine; None before it is loaded for the first time.
@@ -138,7 +138,7 @@ class ServedModel(VisibleEngine):
         return [*self.replicas.values()] or [self]
 
     def find_sequences(self, call_id: str) -> list[ObservedRequest]:
-        """The known sequences of an API call, also those of replicas that have ended, in the order of their creation.
+        """The known sequences of an API call, including sequences of ended replicas, in the order of their creation.
         One that was sent again is in the order of its replicas."""
         observers = (*self.ended_observers, *(engine.observer for engine in self.engines))
         found = [sequence for observer in observers for sequence in observer.find(call_id)]

@@ -53,7 +53,7 @@ TOOL_VARIABLES: Final = ("tools", "xml_tools")
 """Variables of chat templates: a list of tools, or in SmolLM3 of functions."""
 
 TOOLS_IN_MESSAGE: Final = "'tools' in message"
-"""Text of chat templates that read JSON in the field `tools` of the system message, such as that of Phi-4-mini."""
+"""Text of chat templates that read JSON in the field `tools` of the system message, such as Phi-4-mini's."""
 
 TOOL_ROLE: Final = re.compile("""['"]tool['"]""")
 """Text of chat templates that write the results of tools."""
@@ -62,7 +62,7 @@ ANY_TOKENS: Final = "start: <[*]>*"  # The grammar of any text, with special tok
 
 REASONING_NAMES: Final = ("reasoning_content", ".thinking", ".tool_plan")
 """Texts of chat templates that read reasoning. The first one in a template is the name of the field that it reads:
-`thinking` in those of gpt-oss and LFM2.5, `tool_plan` in that of Command R7B."""
+`thinking` for gpt-oss and LFM2.5, `tool_plan` for Command R7B."""
 
 Conversation = ChatCompletionRequest | ResponsesRequest | MessagesRequest
 """A body that generates from messages; `to_chat` converts it to the first form."""
@@ -133,7 +133,7 @@ class _ToolSelection:
     def constraint(
         self, structure: StructuredOutputs | None, family: CallFormat, symbol: Callable[[str], str]
     ) -> tuple[StructuredOutputs | None, list[str]]:
-        """The constraint of an answer: that of the body, calls, or either; and what of the schemas it does not follow.
+        """The constraint of an answer (the body's, calls, or either), and what of the schemas it does not follow.
 
         A regular expression or a grammar of the body is the constraint of the whole text, including its calls.
 

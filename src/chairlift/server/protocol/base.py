@@ -134,7 +134,7 @@ class RequestBody(BaseModel):
             setattr(self, name, None)
 
     def ignored_fields(self) -> list[str]:
-        """The advisory fields that have no effect, also those of bodies in other fields."""
+        """The advisory fields that have no effect, including the fields of nested bodies."""
         found: list[str] = []
         for name in self.model_fields_set:
             value = getattr(self, name)

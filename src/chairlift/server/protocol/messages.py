@@ -248,7 +248,7 @@ class CountTokensRequest(ConversationFields, MessagesCompatibilityFields):
 
 
 class MessagesRequest(ConversationFields, EngineFields, MessagesCompatibilityFields):
-    """The body of POST /v1/messages. `max_tokens` is an upper limit, because agents always send that of their model."""
+    """The body of POST /v1/messages. `max_tokens` is an upper limit, because agents always send their model's limit."""
 
     clamps_max_tokens: ClassVar[bool] = True
     max_tokens: Annotated[int, Field(ge=1)]

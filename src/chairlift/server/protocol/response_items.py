@@ -15,7 +15,7 @@ from chairlift.server.protocol.chat import keys_with_values
 from chairlift.server.protocol.response_tools import CUSTOM_ARGUMENT, OfferedTools, ResponsesTools
 
 CLIENT_ITEM: Final = re.compile(r"(apply_patch|local_shell|shell|tool_search)_(call|call_output|output)")
-"""The types of calls with a form of their own, and of their results, which the client computes."""
+"""The types of calls with a special form, and of their results, which the client computes."""
 
 SERVER_ITEM: Final = re.compile(
     r"(code_interpreter|computer|file_search|image_generation|mcp|web_search)_call(_output)?|program(_output)?"

@@ -22,7 +22,7 @@ HOSTED_TYPE: Final = re.compile(
     r"(apply_patch|code_interpreter|computer|file_search|image_generation|local_shell|mcp|programmatic_tool_calling"
     r"|shell|tool_search|web_search)(_[a-z0-9_]+)?"
 )
-"""The types of tools that OpenAI executes, or whose calls have a form of their own. The end is a version."""
+"""The types of tools that OpenAI executes, or whose calls have a special form. The end is a version."""
 
 
 def _hosted_type(others: str) -> AfterValidator:
@@ -87,7 +87,7 @@ class ResponsesHostedTool(ReceivedObject):
 
 
 class NamespaceTool(RequestBody):
-    """A group of tools, such as those of an MCP server."""
+    """A group of tools, such as the tools of an MCP server."""
 
     type: Literal["namespace"]
     name: ToolName

@@ -128,7 +128,7 @@ class EngineFields(CallFields):
         return {name: getattr(self, name) for name in EngineFields.model_fields if name in self.model_fields_set}
 
     def own_error(self, error: RequestError) -> RequestError:
-        """As for other bodies. Errors of the constraint name the field from which it was taken, and those of the
+        """As for other bodies. Errors of the constraint name the field from which it was taken; errors of the
         grammar of tool calls name `tools`."""
         given = error.param or ""
         is_own = self.structured_outputs is not None or not given.startswith("structured_outputs.")
@@ -176,7 +176,7 @@ class SamplingFields(EngineFields, SamplingCompatibilityFields):
         """The validated sampling parameters of these fields and of `overrides`; raises RequestError.
 
         Args:
-            defaults: those of the model, for fields that the request has not set. Their `max_new_tokens` is a limit for
+            defaults: the model's values for fields that the request has not set. Their `max_new_tokens` is a limit for
                 every request, as in vLLM.
         """
         if self.stream_options is not None and not self.stream:

@@ -83,7 +83,7 @@ class ToolCallParam(ReceivedObject):
 def parse_arguments(text: str | None) -> dict[str, Any]:
     """The arguments of a tool call as an object.
 
-    Text that is not a JSON object, such as that of a call that the token limit has cut, becomes the value of
+    Text that is not a JSON object, for example because the token limit has cut the call, becomes the value of
     `INVALID_JSON`, as at Anthropic.
     """
     try:

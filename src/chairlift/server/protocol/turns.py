@@ -40,7 +40,7 @@ def adapted_turns(messages: list[Message], separator: str) -> Iterator[list[Mess
 def with_combined_turns(messages: list[Message], separator: str = BLANK_LINE) -> list[Message]:
     """The messages with one message for consecutive ones of the user, or of the assistant.
 
-    Text after a tool call stays in a message of its own, because in one message the call would follow it.
+    Text after a tool call stays in a separate message, because in one message the call would follow it.
     """
     turns: list[list[Message]] = []
     for message in messages:
@@ -67,7 +67,7 @@ def _joined(messages: Sequence[Message], separator: str) -> Message:
 
 
 def with_separate_texts(messages: list[Message]) -> list[Message]:
-    """The messages with the text before calls in a turn of its own."""
+    """The messages with the text before calls in a separate turn."""
     turns: list[Message] = []
     for message in messages:
         if message.get("tool_calls") and message["content"]:

@@ -1,4 +1,4 @@
-"""LiveFeed: the events of an engine as frames of JSON for live pages, and those of the last minutes."""
+"""LiveFeed: the events of an engine as frames of JSON for live pages, with a history of the last minutes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Entry(NamedTuple):
 class LiveFeed:
     """An event sink that encodes each event once for all pages, and keeps the events of the last ten minutes.
 
-    It must be added to the `EventHub` after the tracker, whose state is that of a new page. The history consists of
+    It must be added to the `EventHub` after the tracker, whose state a new page receives. The history consists of
     parts that begin with the state of the engine, so that the oldest one can be removed. The events of a part have at
     least the size of this state, so writing states costs no more than writing events. Parts are compressed on a thread,
     because events arrive on the event loop.

@@ -30,7 +30,7 @@ RESENT_STATUS: Final = "the engine ended before the request, which was sent to a
 
 class CallTracer:
     """Creates the spans of each call that has ended and reached the engine. Their resource names this process. The
-    exporter receives them in batches, on a thread of its own."""
+    exporter receives them in batches, on a separate thread."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._propagator = TraceContextTextMapPropagator()

@@ -87,7 +87,7 @@ TOOL_CALL_FORMATS: Final[dict[str, CallFormat]] = {
     "hunyuan_a13b": CallFormat(("<tool_calls>",), "</tool_calls>", is_list=True),
     "nemotron_json": CallFormat(("<TOOLCALL>",), "</TOOLCALL>", is_list=True),
 }
-"""The names are those of vLLM's parsers. docs/guide/model-formats.md lists the models of each."""
+"""vLLM's parsers have the same names. docs/guide/model-formats.md lists the models of each."""
 
 CALL_MARKS: Final = (
     (("<seed:tool_call>",), "seed_oss"), (("<|START_ACTION|>",), "cohere_command3"),
@@ -141,7 +141,7 @@ REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
         "<|START_THINKING|>", "<|END_THINKING|>", answer=("<|START_RESPONSE|>", "<|END_RESPONSE|>")
     ),
 }
-"""The names are those of vLLM's parsers, as above."""
+"""vLLM's parsers have the same names, as above."""
 
 REASONING_MARKS: Final = (
     (("</think>", "<\N{FULLWIDTH VERTICAL LINE}Assistant\N{FULLWIDTH VERTICAL LINE}>"), "deepseek_r1"),

@@ -97,8 +97,8 @@ def _rendered(template: ChatTemplate, last: dict[str, Any]) -> str:
 
 def detected_format(name: str, template: ChatTemplate | None, style: CallStyle) -> CallFormat:
     """The format of this name. `auto` is the first format in which the call that the template writes is read back
-    with the least text left as content, or else that of the words of the template; a warning is logged if a call that
-    it writes is read in no format."""
+    with the least text left as content, or else the one that the template's words indicate; a warning is logged if a
+    call that it writes is read in no format."""
     chosen = tool_call_format(name, None if template is None else template.text)
     if name != "auto" or style.text is None:
         return chosen

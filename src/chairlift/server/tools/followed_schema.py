@@ -10,7 +10,7 @@ from typing import Any, Final
 SCHEMAS: Final = frozenset(("additionalProperties", "additionalItems", "items", "contentSchema"))
 SCHEMA_LISTS: Final = frozenset(("allOf", "anyOf", "oneOf", "prefixItems", "items"))
 SCHEMA_MAPS: Final = frozenset(("properties", "patternProperties", "$defs", "definitions"))
-"""The keywords with schemas. Other values, such as those of `enum`, are no schemas."""
+"""The keywords with schemas. The values of other keywords, such as `enum`, are no schemas."""
 
 PATTERNS: Final = frozenset(("pattern", "patternProperties"))
 """The keywords with regular expressions."""

@@ -28,7 +28,7 @@ class CallGrammar:
     """Writes grammars in llguidance's dialect of Lark for the calls of some tools. Raises RequestError if the schema of
     a strict tool cannot be followed.
 
-    A schema is a document of its own, whose references are resolved by the rules of JSON Schema. A tool that is not
+    A schema is a separate document, whose references are resolved by the rules of JSON Schema. A tool that is not
     strict has a rule that the compiler may relax (see `grammar_text.relax_calls`).
 
     Args:
