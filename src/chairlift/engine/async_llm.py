@@ -113,7 +113,7 @@ class Generation:
 
 
 class AsyncLLM:
-    """An engine whose steps run outside the event loop, in a thread or a process of their own.
+    """An engine whose steps run outside the event loop, in a separate thread or process.
 
     Args:
         config: the configuration of an engine in a thread.

@@ -104,7 +104,7 @@ class _ResolvedParams(NamedTuple):
 
     Attributes:
         given: the parameters of the caller.
-        params: those of a request, whose bad words are token ids, and whose `n` is 1 or the number of beams.
+        params: the parameters of a request, whose bad words are token ids, and whose `n` is 1 or the number of beams.
         stop_token_ids: tokens that end an answer, including EOS unless it is ignored.
     """
 
@@ -158,7 +158,7 @@ class InputProcessor:
         seed: the source of seeds for requests without one, in order of arrival; None: the operating system.
         grammars: the compiler of a model runner in the same process; None creates one that only checks grammars.
         is_reranker: pairs of texts are encoded by `encode_rerank_prompt`.
-        id_prefix: a part of the ids in the core that differs from those of other processes with the same engine.
+        id_prefix: a part of the ids in the core that is different in each process with the same engine.
 
     Attributes:
         constraints: compiles the grammar of a request, which may take seconds, before `make`.

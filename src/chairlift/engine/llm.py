@@ -360,7 +360,7 @@ def _conversations(messages: list[Message] | list[list[Message]]) -> list[list[M
 
 
 def _per_prompt(name: str, value: T | Sequence[T], count: int) -> Sequence[T]:
-    """The value of each prompt: one value is that of all prompts."""
+    """The value of each prompt: one value applies to all prompts."""
     if not isinstance(value, list | tuple):
         return [cast("T", value)] * count
     if len(value) != count:

@@ -21,7 +21,7 @@ size of the largest one so far, and keeps the memory of later ones in its heaps.
 def limit_arenas() -> None:
     """Let all threads of this process share MAX_ARENAS heaps of glibc. Call it before the first thread is started.
 
-    By default each thread has a heap of its own, and memory that one thread has freed is not used by the others.
+    By default each thread has a separate heap, and memory that one thread has freed is not used by the others.
     Allocations of MMAP_BYTES or more are in none of these heaps.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
@@ -33,7 +33,7 @@ def trim_memory() -> None:
     """Return the memory that only the start has used, and exclude the remaining objects from garbage collection.
 
     A collection would otherwise visit every object of every imported module in the middle of a step. Objects that an
-    earlier call has excluded are collected: those of an unloaded model are garbage by now.
+    earlier call has excluded are collected: the objects of an unloaded model are garbage by now.
     """
     gc.unfreeze()
     gc.collect()

@@ -27,7 +27,7 @@ class _PromptGroup(SiblingGroup["_Sequence"]):
     """All answers to one prompt.
 
     Attributes:
-        leader: its request id is that of the core; `request_id` is the id that the user has chosen.
+        leader: has the request id of the core; `request_id` is the id that the user has chosen.
         next_prompt_logprob: the position after the last prompt logprob that was returned, because a preempted request
             computes them again; None if no prompt logprobs were requested.
     """

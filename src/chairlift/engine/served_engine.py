@@ -44,7 +44,7 @@ class ServedEngine:
     """The facts of an engine, with the tokenizer and the input processor of this process.
 
     Args:
-        tokenizer: that of the model, or a replacement.
+        tokenizer: the model's tokenizer, or a replacement.
         seed, grammars, id_prefix: as for `InputProcessor`.
 
     Attributes:

@@ -176,7 +176,7 @@ class Explainer:
 
     @property
     def _started(self) -> EngineStarted:
-        """The configuration of the engine, whose event precedes those of requests."""
+        """The configuration of the engine, whose event precedes the events of requests."""
         started = self._tracker.started
         assert started is not None
         return started
@@ -251,7 +251,7 @@ class Explainer:
         return (-math.inf if request.num_preemptions else deadline, request.index)
 
     def _needed_blocks(self, request: TrackedRequest) -> int:
-        """The needed blocks in the last event of the request, or those of all its tokens without sharing."""
+        """The needed blocks in the last event of the request, or the blocks of all its tokens without sharing."""
         if request.waiting_event is not None:
             return request.waiting_event.needed_blocks
         num_tokens, started = request.arrived.num_prompt_tokens + request.num_output_tokens, self._started

@@ -47,7 +47,7 @@ class BatchMember:
 class ExplainedSpan:
     """A part of a wait with one reason.
 
-    Counts are those of the first step with the request at the head of the queue, or else of the first step.
+    Counts describe the first step with the request at the head of the queue, or else the first step.
 
     Attributes:
         reason: a `WaitReason`, or "next_step", "restart" or "unknown" as in `WaitSpan`.

@@ -1,1 +1,1 @@
-"""Runs the engine core in a thread or a process of its own, behind a client."""
+"""Runs the engine core in a separate thread or process, behind a client."""

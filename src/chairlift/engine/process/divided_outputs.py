@@ -42,7 +42,7 @@ def divide_outputs(outputs: list[EngineCoreOutput]) -> Iterator[tuple[list[Engin
 
 
 def _first_part(output: EngineCoreOutput, room: int) -> EngineCoreOutput | None:
-    """The part of an output that has at most `room` logprobs, those of the prompt first; None if that is all of it."""
+    """The part of an output that has at most `room` logprobs, prompt logprobs first; None if that is all of it."""
     part = EngineCoreOutput(output.request_id, [])
     if output.prompt_logprobs is not None:
         first, entries = output.prompt_logprobs

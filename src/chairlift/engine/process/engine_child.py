@@ -46,7 +46,7 @@ LAST_MESSAGE_SECONDS: Final = 10.0
 
 
 class EngineChild:
-    """An engine process in a session of its own, so that Ctrl-C in a terminal does not reach it.
+    """An engine process in a separate session, so that Ctrl-C in a terminal does not reach it.
 
     Args:
         command: runs `engine_process.main`.
@@ -94,7 +94,7 @@ class EngineChild:
         return not self.link.has_sender or now >= self._last_message_deadline
 
     def notify_on_exit(self, on_exit: Callable[[], None]) -> None:
-        """Call `on_exit` on a thread of its own when the process has exited."""
+        """Call `on_exit` on a separate thread when the process has exited."""
 
         def wait() -> None:
             self._process.wait()

@@ -1,4 +1,4 @@
-"""The engine in a process of its own: `python -m chairlift.engine.process.engine_process`, started by a ProcessClient.
+"""The engine in a separate process: `python -m chairlift.engine.process.engine_process`, started by a ProcessClient.
 
 The first frame on standard input has the configuration of the engine and the folder of its sockets. Standard input
 stays open as long as the front end runs; when it is closed, this process exits.

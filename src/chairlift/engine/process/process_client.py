@@ -1,4 +1,4 @@
-"""ProcessClient: runs an engine in a process of its own, and restarts it when it dies."""
+"""ProcessClient: runs an engine in a separate process, and restarts it when it dies."""
 
 from __future__ import annotations
 
@@ -348,7 +348,7 @@ class ProcessClient(EngineClient):
 
 def restart_config(config: EngineConfig, facts: EngineFacts, run: int) -> EngineConfig:
     """The configuration of the restart number `run`: the limits of the first engine, because requests were checked
-    against them, and log files of its own. LoRA adapters are loaded once it is ready, with their earlier numbers."""
+    against them, and separate log files. LoRA adapters are loaded once it is ready, with their earlier numbers."""
     return replace(
         config,
         num_kv_blocks=facts.kv_cache_plan.num_blocks,

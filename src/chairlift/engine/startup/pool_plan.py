@@ -253,7 +253,7 @@ def planned_pool(config: EngineConfig, context: int, plan: KVCachePlan) -> KVPoo
         groups = KVGroups(windows, plan.block_size, config.largest_token_budget)
         raise ConfigError(
             f"the KV pool of {num_blocks} blocks x {plan.block_size} slots is too small for one request, because "
-            f"each of {len(windows)} groups of layers needs blocks of its own: set num_kv_blocks to at least "
+            f"each of {len(windows)} groups of layers needs separate blocks: set num_kv_blocks to at least "
             f"{sum(groups.most_blocks(2))}"
         )
     if config.max_model_len is None:
@@ -261,7 +261,7 @@ def planned_pool(config: EngineConfig, context: int, plan: KVCachePlan) -> KVPoo
     if config.max_model_len > context:
         raise ConfigError(f"max_model_len={config.max_model_len} exceeds the model's context of {context} tokens")
     if config.max_model_len > max_slots:
-        reason = f", because each of {len(windows)} groups of layers needs blocks of its own, and those with a window "
+        reason = f", because each of {len(windows)} groups of layers needs separate blocks, and those with a window "
         reason += "also blocks for max_num_batched_tokens tokens"
         raise ConfigError(
             f"max_model_len={config.max_model_len} exceeds the {max_slots} tokens of one request that the KV pool of "
