@@ -75,7 +75,7 @@ class BenchmarkResult:
         return MeasuredRange.from_values([run.get(key) for run in self.runs[system]])
 
     def ratio(self, system: str, key: str) -> MeasuredRange | None:
-        """The ratio of the metric to that of the baseline, computed in each round: a machine that becomes slower
+        """The ratio of the metric to the baseline's metric, computed in each round: a machine that becomes slower
         between rounds does not change it."""
         ratios: list[float | None] = []
         for run, base in zip(self.runs[system], self.runs[self.baseline], strict=True):

@@ -50,7 +50,7 @@ def calibrate(num_threads: int | None) -> tuple[Device, list[tuple[str, str]]]:
     Returns:
         The device, and the measurements as (name, value with unit).
     """
-    # The overheads are those of a line through the steps of two tiny models.
+    # A line through the steps of two tiny models gives the overheads.
     shallow, deep = (_tiny_step_seconds(num_threads, depth) for depth in DEPTHS)
     layer_overhead = max(0.0, (deep - shallow) / (DEPTHS[1] - DEPTHS[0]))
     step_overhead = max(0.0, shallow - DEPTHS[0] * layer_overhead)

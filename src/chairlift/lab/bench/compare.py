@@ -56,7 +56,7 @@ COMPARED: Final = tuple(metric for key in _KEYS for metric in REPORTED_METRICS i
 
 @dataclass(frozen=True, slots=True)
 class TokenDifference:
-    """The first output token of a request that differs from that of the baseline."""
+    """The first output token of a request that differs from the baseline's token."""
 
     round: int
     request_id: str
@@ -123,7 +123,7 @@ def run_compare(
     """Load the model once, warm up every policy, and run the rounds; returns the runs of all policies, and whether they
     generated the same tokens.
 
-    Every run has an engine of its own over the same weights and the same KV memory, so no run finds blocks of another
+    Every run has a separate engine over the same weights and the same KV memory, so no run finds blocks of another
     one in the prefix cache.
 
     Args:

@@ -84,7 +84,7 @@ def drive(
 def run_forced(
     engine: Engine, log: EventList, workload: Sequence[WorkloadRequest], max_concurrency: int | None = None
 ) -> dict[str, list[int]]:
-    """Run the workload to its end; its events replace those of the run before in the log of the engine.
+    """Run the workload to its end; its events replace the events of the previous run in the log of the engine.
 
     Returns:
         The output tokens of each request by id, whose numbers are checked.

@@ -93,7 +93,7 @@ def machine_caption(machine: MachineFacts, peak_rss_bytes: int | None) -> str:
 def peak_rss_bytes() -> int:
     """The maximum memory of this process so far, in bytes.
 
-    VmHWM is preferred: the number of getrusage survives exec, so it may be that of the parent process.
+    VmHWM is preferred: the number of getrusage survives exec, so it may describe the parent process.
     """
     status = Path("/proc/self/status")
     if status.exists() and (found := re.search(r"^VmHWM:\s*(\d+) kB", status.read_text(), re.MULTILINE)):

@@ -108,7 +108,7 @@ class PerplexityTally:
 
     Attributes:
         nll: negative log-likelihoods of the model, one tensor [N] for each window.
-        reference_nll: those of the reference.
+        reference_nll: negative log-likelihoods of the reference, in the same form.
         num_agreed: number of positions at which both have the same most likely token.
         kl: sum of KL(reference || model) in nats.
     """
@@ -124,7 +124,7 @@ class PerplexityTally:
         Args:
             targets: the predicted tokens, int64 [N].
             logprobs: log-probabilities of the model, float32 [N, V].
-            reference: those of the reference.
+            reference: log-probabilities of the reference, float32 [N, V]; or None.
         """
         self.nll.append(_nll(logprobs, targets))
         if reference is not None:
@@ -141,7 +141,7 @@ class PerplexityTally:
         return math.exp(float(torch.cat(self.nll).mean()))
 
     def values(self) -> dict[str, float | None]:
-        """The values of METRICS; those of a comparison are missing without a reference."""
+        """The values of METRICS; without a reference, the values of a comparison are missing."""
         values: dict[str, float | None] = {"perplexity": self.perplexity, "num_tokens": self.num_tokens}
         if not self.reference_nll:
             return values

@@ -1,10 +1,10 @@
 """The policies that `chairlift bench compare` compares: batching, KV memory and the order of the queue.
 
-A policy is written as BATCHING/KV/ORDER, such as static/max or continuous/paged/srpt:oracle. Without ORDER it has that
-of the options of the engine:
+A policy is written as BATCHING/KV/ORDER, such as static/max or continuous/paged/srpt:oracle. Without ORDER, the options
+of the engine determine the order:
     BATCHING   continuous, static, or static-global (static batches decoded to the longest output of all requests)
     KV         paged, exact, max, pow2, oracle
-    ORDER      a scheduling policy, and after a colon a length predictor, if it is not that of the options of the engine
+    ORDER      a scheduling policy, and after a colon a length predictor, if it differs from the options of the engine
 Short names:
     paged, exact, max, pow2, oracle    continuous batching over that memory
     continuous                         continuous/paged, the default of the engine
@@ -35,7 +35,7 @@ class ComparedPolicy:
         batching: as in `EngineConfig`.
         kv: as in `EngineConfig`.
         static_run_to: as in `EngineConfig`; None for continuous batching.
-        scheduling_policy, length_predictor: as in `EngineConfig`; None for those of the compared engines.
+        scheduling_policy, length_predictor: as in `EngineConfig`; None keeps the values of the compared engines.
     """
 
     name: str
@@ -54,7 +54,7 @@ class ComparedPolicy:
         return self.kv != "paged"
 
     def config(self, base: EngineConfig, static_batch_size: int | None, kv_arena: str | None) -> EngineConfig:
-        """The configuration of the engine that runs this policy; other fields are those of `base`.
+        """The configuration of the engine that runs this policy; other fields have the values of `base`.
 
         Args:
             static_batch_size: applied to static policies only.

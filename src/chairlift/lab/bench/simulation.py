@@ -191,7 +191,7 @@ def sim_config(config: EngineConfig, model: ModelShape, device: Device, num_devi
 
 def sim_config_from_recording(config: EngineConfig, recorded: EngineStarted) -> SimConfig:
     """Take the pool, max_model_len, the token budget and the time of steps from a recorded engine unless `config` has
-    them. Batching, policies and max_num_seqs are those of `config`.
+    them. Batching, policies and max_num_seqs come from `config`.
 
     Raises:
         ConfigError: max_model_len exceeds the limit of the pool, or the configuration has a swap space, because the

@@ -89,7 +89,7 @@ class Lesson:
         """Simulate other requests under a policy, in the same memory and with the step times of this machine.
 
         Args:
-            limits: fields of `EngineConfig` that replace those of the lesson.
+            limits: fields of `EngineConfig` that replace the values of the lesson.
         """
         return recorded_run(simulated_events(self.started, self.cost_model, policy, workload, **limits))
 
@@ -101,7 +101,7 @@ def simulated_events(
 
     Args:
         workload: requests without `max_tokens` declare all that max_model_len allows.
-        limits: fields of `EngineConfig` that replace those of the engine; a static batch has `max_num_seqs` requests.
+        limits: fields of `EngineConfig` that replace the engine's values; a static batch has `max_num_seqs` requests.
     """
     config = EngineConfig(**{"max_num_seqs": started.max_num_seqs, **limits})
     config = policy.config(config, limits.get("max_num_seqs"), None)

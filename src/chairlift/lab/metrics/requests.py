@@ -22,7 +22,7 @@ class RequestMetrics:
 
     The time of a token is when the result of its step was known. In a static batch it is the end of the request, and
     there are no ITLs and no TPOT (`is_streamed` is False). `num_cached_tokens` is the number of prompt tokens that had
-    K and V when the request was first admitted. `met_slo` is that of `TrackedRequest`.
+    K and V when the request was first admitted. `TrackedRequest` defines `met_slo`.
 
         arrival ------- first_scheduled ------- token_times[0] --- ... --- token_times[-1]
            |-- queue_time --|                         |-- itls: the gaps ---------|

@@ -163,7 +163,7 @@ def make_plan(
     serve, notes = serve_command(model, config, memory), _notes(model, config, fit, memory.choice, hardware)
     if replicas > 1:
         serve += f" --replicas {replicas}"
-        shared = f"The plan is that of each of {replicas} replicas, which share the memory and the requests; together "
+        shared = f"The plan applies to each of {replicas} replicas, which share the memory and the requests; together "
         notes.insert(0, f"{shared}they run {replicas * fit.num_running} requests.")
     return DeploymentPlan(model, config, load, memory, fit, policies, speed, serve, notes, replicas)
 

@@ -54,7 +54,7 @@ class Preset:
 
     @cached_property
     def data(self) -> Mapping[str, Any]:
-        """The fields of the file, with those of the preset that it extends."""
+        """The fields of the file, and of the preset that it extends."""
         text = files(__name__).joinpath("data", f"{self.name}.json").read_text(encoding="utf-8")
         loaded: dict[str, Any] = json.loads(text)
         if "extends" not in loaded:

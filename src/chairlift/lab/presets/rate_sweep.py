@@ -10,9 +10,9 @@ which all conditions of a limit hold:
     "at_least"   measures with their minimum
     "value"      the measure to report at that rate instead of the rate
 
-With `instances` of the engine, prefill and decode are disaggregated (`sim.disaggregation`), and a highest rate is that
-of one instance. With `minutes` in the workload, the number of requests at a rate is that of so many minutes, and at
-least 200.
+With `instances` of the engine, prefill and decode are disaggregated (`sim.disaggregation`), and a highest rate applies
+to one instance. With `minutes` in the workload, a run at a rate has the requests of so many minutes,
+and at least 200.
 """
 
 from __future__ import annotations

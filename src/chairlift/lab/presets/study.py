@@ -1,6 +1,6 @@
 """A study of a preset: its engines and requests, and the table of published and simulated values.
 
-The settings of a run are merged from those of the preset, the study, the parts of the label of the case, the case and
+The settings of a run are merged from the preset, the study, the parts of the label of the case, the case and
 the system, in this order.
 """
 
@@ -78,8 +78,8 @@ HEADINGS: Final = {
     "e2e_latency_p90": "E2E latency p90, s",
     "normalized_latency_p50": "E2E latency per output token, p50, s",
 }
-"""The headings of the measures: those of the metrics of runs that are shown without a scale, of the kinds of slots,
-which are shares in percent here, and of others."""
+"""The headings of the measures: the metrics of runs that are shown without a scale, the kinds of slots,
+which are shares in percent here, and others."""
 
 
 @dataclass(frozen=True)

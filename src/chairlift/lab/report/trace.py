@@ -66,7 +66,7 @@ class RunTrace:
 def trace_events(events: Iterable[Event]) -> RunTrace:
     """The trace of one run from its events, in the order in which they were emitted.
 
-    The events must be those of one engine, with a step.
+    The events must come from one engine, and contain a step.
     """
     tracer = _Tracer()
     for event in events:

@@ -3,7 +3,7 @@
     arrival --> prefill instance: prompt and first token --> transfer of K and V --> decode instance: all other tokens
 
 A prefill instance does not depend on the decode instances, so all of its requests are simulated first. Requests take
-the instances of a stage in turn. An instance is a simulated engine of its own.
+the instances of a stage in turn. Each instance is a separate simulated engine.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights that a step reads, which are those of all layers and the LM head.
+        """Bytes of weights that a step reads, in all layers and the LM head.
 
         A step with few tokens reads a part of the experts.
         """

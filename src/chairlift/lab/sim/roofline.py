@@ -5,7 +5,7 @@ Source: Williams, Waterman and Patterson, CACM 2009; applied layer by layer:
     layer    = max(FLOPs, weight bytes) + max(attention FLOPs, KV bytes) + overhead + two all-reduces
     step     = layers * layer + max(LM head FLOPs, LM head bytes) + overhead
 
-The weight bytes of a mixture of experts are those of the expected number of experts that the tokens of the step choose.
+The weight bytes of a mixture of experts count the expected number of experts that the tokens of the step choose.
 
 The model omits activations (small compared with the weights), writing K and V, sampling, swapping, pipeline
 parallelism, and all differences between kernels except the two efficiencies of the device.

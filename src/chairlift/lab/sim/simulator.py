@@ -127,7 +127,7 @@ def simulate(
 ) -> SimResult:
     """Simulates a workload to its end; every output has exactly its forced length.
 
-    `EngineCore`, `Scheduler` and the KV cache manager are those of the engine. While the engine is idle, the clock
+    The simulation runs the engine's `EngineCore`, `Scheduler` and KV cache manager. While the engine is idle, the clock
     jumps to the next arrival.
 
     Args:

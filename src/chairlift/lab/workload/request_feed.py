@@ -39,7 +39,7 @@ class RequestFeed:
         self._free_seats = None if max_concurrency is None else [0.0] * max_concurrency
 
     def add(self, request: WorkloadRequest) -> None:
-        """Add a request with an id of its own."""
+        """Add a request with a unique id."""
         heapq.heappush(self._ready, (request.arrival, self._num_added, request))
         self._num_added += 1
 
