@@ -48,7 +48,7 @@ def build_cluster_app(
 async def share_usage(admission: AdmissionController, exchange: UsageExchange[tuple[str, str]]) -> None:
     """Charge keys for what they use of other ingresses, by tenant and unit, until the task is cancelled.
 
-    While the exchange fails, the limits are those of this ingress, and a warning is logged.
+    While the exchange fails, the limits apply to this ingress alone, and a warning is logged.
     """
     await exchange_periodically(
         lambda: SharedUsage(admission.take_usage(), admission.num_concurrent()),

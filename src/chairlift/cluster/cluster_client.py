@@ -91,7 +91,7 @@ class RemoteReplica:
     """A replica that this ingress receives messages from.
 
     Attributes:
-        events: the events of its engine, whose times are `clock_offset` seconds before those of this machine.
+        events: the events of its engine, whose times are `clock_offset` seconds before the times of this machine.
         engine: the state of its engine, as published.
         num_handled: the number of its messages that were handled.
     """

@@ -30,7 +30,7 @@ class CallRoute:
 
 
 class ClusterView:
-    """The states of the replicas. Any thread may call it: Ray Serve may route requests in a thread of its own.
+    """The states of the replicas. Any thread may call it: Ray Serve may route requests in a separate thread.
 
     A replica can be chosen if Ray Serve routes requests to it ("running") and this ingress receives its messages
     ("subscribed"). A replica that drains is subscribed and not running. A replica that does not answer, or whose engine

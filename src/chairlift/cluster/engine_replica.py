@@ -281,7 +281,7 @@ class EngineReplica:
                 self._forget([output.request_id])
 
     def _measure(self, group: ReplicaGroup, output: EngineCoreOutput) -> None:
-        """Measure the service of an output, and with the first one that of its prompt."""
+        """Measure the service of an output, and with the first one also the service of its prompt."""
         num_new = 0
         if output.request_id not in group.started and (output.new_token_ids or output.pooled is not None):
             group.started.add(output.request_id)

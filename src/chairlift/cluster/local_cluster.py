@@ -58,7 +58,7 @@ class LocalCluster:
     def __init__(self, config: EngineConfig, options: ClusterOptions, allow_other_users: bool = False) -> None:
         if address := os.environ.get("RAY_ADDRESS"):
             raise ConfigError(
-                f"RAY_ADDRESS={address} has no effect on --replicas, which start a Ray of their own: unset it, or run "
+                f"RAY_ADDRESS={address} has no effect on --replicas, which start their own Ray: unset it, or run "
                 "the replicas in that cluster with `serve deploy` (docs/scale-out.md#run-it-on-a-cluster)"
             )
         set_ray_variables()
@@ -69,7 +69,7 @@ class LocalCluster:
         if not allow_other_users and (users := other_users()):
             raise ConfigError(
                 f"other users of this machine ({', '.join(users[:MAX_NAMES])}) can connect to the ports on 127.0.0.1 "
-                "that Ray opens for replicas: start the server in a container or network namespace of its own, or give "
+                "that Ray opens for replicas: start the server in a separate container or network namespace, or give "
                 "--allow-other-users to accept this (docs/scale-out.md#security)"
             )
         if config.num_threads is None and config.device == "cpu":
@@ -161,7 +161,7 @@ def set_ray_variables() -> None:
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         # With Ray's default of 15, any other busy process of the machine gets almost all of a core.
         "RAY_worker_niceness": "0",
-        # All replicas log the same lines, of which Ray would hold back those of the second replica.
+        # All replicas log the same lines, and Ray would hold back the lines of the second replica.
         "RAY_DEDUP_LOGS": "0",
         **({} if sys.stderr.isatty() else {"RAY_COLOR_PREFIX": "0"}),
     }

@@ -47,7 +47,7 @@ logger = logging.getLogger("chairlift")
 
 ROUTER_CLASS: Final = "chairlift.cluster.request_router:PrefixAwareRouter"
 MAX_ONGOING_REQUESTS: Final = 1_000_000
-"""Serve never rejects a call, because engines have queues of their own, and the ingress limits their length."""
+"""Serve never rejects a call, because engines have their own queues, and the ingress limits their length."""
 
 NAMESPACE: Final = "chairlift-usage-2"
 """The namespace of usage aggregators in Ray. Its number changes with their interface, because an aggregator outlives an
@@ -240,7 +240,7 @@ def bind_application(setup: ClusterSetup) -> Application:
     """The application of Ray Serve: an ingress, and a deployment for each model.
 
     The only model has a deployment whose name does not depend on it, because Ray Serve would otherwise delete the old
-    replicas before the new ones run. The log level is not that of this process, which is a worker of Ray with `serve
+    replicas before the new ones run. The log level is not taken from this process, which is a worker of Ray with `serve
     deploy`.
     """
     options, models = setup.options, setup.models

@@ -24,7 +24,7 @@ REQUEST_ID: Final = b"x-request-id"
 class RayHeaderFilter:
     """An ASGI application that hides RAY_HEADERS, and a request id that is not ASCII, from another one.
 
-    Of several request ids of a response, the first one remains: Ray Serve appends its own to that of the answer.
+    Of several request ids of a response, the first one remains: Ray Serve appends its own after the id of the answer.
     """
 
     def __init__(self, app: ASGIApp) -> None:

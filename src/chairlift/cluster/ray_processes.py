@@ -44,7 +44,7 @@ class RayProcesses:
 
     Ray would start its processes in the process group of the server. A signal to this group, for example of Ctrl-C at a
     terminal or of `timeout`, would then end them while the server still answers requests, and `ray.shutdown` would wait
-    for them without a limit. Therefore they are in a group of their own, with a watchdog that ends the whole group with
+    for them without a limit. Therefore they are in a separate group, with a watchdog that ends the whole group with
     this process: Ray's agents would continue for a minute.
 
     Args:

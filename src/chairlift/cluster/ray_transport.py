@@ -87,7 +87,7 @@ class RayTransport:
         except CALL_ERRORS as error:
             raise call_error(error) from None
         finally:
-            with suppress(*CALL_ERRORS):  # that of a call which has not reached a replica is raised again
+            with suppress(*CALL_ERRORS):  # raises the error again if the call has not reached a replica
                 response.cancel()
 
     def close(self) -> None:

@@ -79,7 +79,7 @@ class ReplicaState:
 
     Attributes:
         block_size, num_blocks: the KV pool of the replica.
-        others: the load of the requests that other routers have sent; its `free_blocks` are those of the replica.
+        others: the load of the requests that other routers have sent; its `free_blocks` belong to the replica.
         is_engine_running: the engine of the replica is not being restarted.
         is_answering: the last call of this router to the replica was answered in time.
     """

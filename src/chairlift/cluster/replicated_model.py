@@ -13,7 +13,7 @@ from chairlift.server.models.served_model import ModelService, ServedModel, Visi
 
 @dataclass(frozen=True, slots=True)
 class OffsetClock:
-    """The monotonic clock of another machine, `offset` seconds before that of this one."""
+    """The monotonic clock of another machine, `offset` seconds before this machine's clock."""
 
     client: ClusterClient
     offset: float

@@ -70,7 +70,7 @@ class UsageAggregator(Generic[K]):
         self._senders: dict[str, _SenderState[K]] = {}
 
     def exchange(self, sender_id: str, usage: SharedUsage[K], now: float | None = None) -> SharedUsage[K]:
-        """Add the usage of a sender, and return that of all others.
+        """Add the usage of a sender, and return the usage of all others.
 
         Args:
             now: the time in seconds of a monotonic clock; None: of the clock of this process.
@@ -126,7 +126,7 @@ async def exchange_periodically(
     period: float,
     failure: str,
 ) -> None:
-    """Report the usage of this process, and charge that of the others, until the task is cancelled.
+    """Report the usage of this process, and charge the usage of the others, until the task is cancelled.
 
     Args:
         take: returns the usage since its last call.
