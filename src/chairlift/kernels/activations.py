@@ -37,8 +37,8 @@ class Activation:
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """The sigmoid by torch.exp, whose last bit does not depend on the position of a value in the tensor, unlike that of
-    torch.sigmoid."""
+    """The sigmoid by torch.exp. Unlike with torch.sigmoid, its last bit does not depend on the position of a value in
+    the tensor."""
     return 1 / (1 + (-x).exp())
 
 
@@ -64,7 +64,7 @@ ACTIVATIONS: Final[dict[str, Activation]] = {
     "relu2": Activation(lambda x: x.relu().square_()),
     "swigluoai": Activation(_swigluoai, of_up=lambda x: x.clamp(-SWIGLUOAI_LIMIT, SWIGLUOAI_LIMIT) + 1),
 }
-"""Name in a declaration -> the function. An architecture with a function of its own adds it here."""
+"""Name in a declaration -> the function. An architecture with another function adds it here."""
 
 
 def activation_kernel(name: str, gated: bool) -> str:

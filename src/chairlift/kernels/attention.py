@@ -44,7 +44,7 @@ class QKNorm(NamedTuple):
     """RMSNorm over each head of query and key before the rotary embedding (Qwen3); both weights are [head_dim].
 
     Attributes:
-        key: None in a layer without keys of its own.
+        key: None in a layer that does not compute keys.
         norms_values: whether the heads of V have an RMSNorm too, without a weight (Gemma 4).
     """
 
@@ -73,11 +73,11 @@ class AttentionMetadata:
 
     Sequence i owns query rows `query_start_loc[i]:query_start_loc[i+1]`. They are its last tokens, so its row j is at
     position `seq_lens[i] - query_len + j` and sees keys 0 to position, except those outside a sliding window. Other
-    sequences of the step may read the K and V of a sequence with several rows, but not those of a single row.
+    sequences of the step may read the K and V of a sequence with several rows, but not of one with a single row.
 
     Attributes:
         query_start_loc: int32 [B + 1], ascending from 0 to T.
-        seq_lens: int32 [B], the number of keys in memory once those of this step are written.
+        seq_lens: int32 [B], the number of keys in memory once the keys of this step are written.
         block_tables: int32 [B, max_blocks]; entries past ceil(seq_len / block_size) are undefined but valid block ids.
         slot_mapping: int64 [T], the slot of each token's K and V, block_id * block_size + offset; -1 writes nothing.
         query_start_loc_host, seq_lens_host: the same as lists of ints, which are read without a device transfer.

@@ -21,7 +21,7 @@ class KernelChoice:
         kernels: "native" or "torch".
         dtype: the type of activations, and of weights except with native kernels.
         kv_cache_dtype: the type of K and V in memory.
-        quantization: the format of all matrices; None for those of the file.
+        quantization: the format of all matrices; None keeps the formats of the file.
     """
 
     kernels: str

@@ -60,7 +60,7 @@ class LayerSizes:
 
     Attributes:
         num_heads: 0 in a layer without attention.
-        group: the index of its group of layers, each of which has block tables of its own.
+        group: the index of its group of layers, each of which has separate block tables.
         scale, sliding_window, is_rotated: see `AttentionShape` and `AttentionBackend.forward`.
         has_plain_softmax: whether attention has neither a soft cap nor sinks.
         num_inner_values: the number of further values of a token before the kernel of attention, see AttentionSpec.

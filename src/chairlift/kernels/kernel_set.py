@@ -71,7 +71,7 @@ class KernelSet(ABC):
         """
 
     def make_sampling(self) -> SamplingKernels | None:
-        """The kernels that choose tokens; None if the set has none, and those of torch are used."""
+        """The kernels that choose tokens; None if the set has none, and torch's kernels are used."""
         return None
 
     def running(self) -> tuple[str, int] | None:

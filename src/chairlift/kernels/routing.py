@@ -21,8 +21,8 @@ class ExpertRouting:
             experts by their sum plus `sum_eps` (DeepSeek-V3).
         scale: the factor of all weights.
         num_groups, groups_per_token: the number of equal groups of consecutive experts, and how many of them have the
-            experts of a token: those with the largest scores. The score of a group is that of its best expert
-            (DeepSeek-V2), or with sigmoids the sum of those of its best two (DeepSeek-V3).
+            experts of a token: those with the largest scores. A group has the score of its best expert
+            (DeepSeek-V2), or with sigmoids the sum of the scores of its best two (DeepSeek-V3).
     """
 
     experts_per_token: int

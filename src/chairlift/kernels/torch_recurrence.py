@@ -148,7 +148,7 @@ def _scan(
 
 
 def _read(memory: torch.Tensor, step: StateStep) -> torch.Tensor:
-    """The states before the step, [B, ...], in memory of their own."""
+    """Copies of the states before the step, [B, ...]."""
     sources = step.sources.to(memory.device).long()
     states = memory[sources.clamp(min=0)]
     states[sources < 0] = 0

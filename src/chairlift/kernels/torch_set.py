@@ -1,6 +1,6 @@
 """The kernel set "torch" before a model is loaded, and its memory. It needs neither torch nor an extension module yet.
 
-Its memory is that of parameters in the compute type, and an upper bound of a step.
+Its memory consists of the parameters in the compute type and an upper bound of a step.
 
 With T tokens, N sequences, L slots of the longest one, hidden size H, inner size I, and b bytes for each value:
 
@@ -46,7 +46,7 @@ class TorchMemory(KernelMemory):
 
     The float32 logits of a sampled row (4 bytes a token) have copies for logprobs (4), drawn rows (4) and filtered rows
     (4), a full sort (values 4, ids 8), its cumulative sum and the sum before each token (8 + 8), and penalty counts
-    (4); those of prompt logprobs (4) have log_softmax and ranks (8). The logits in the compute type are added.
+    (4); the logits of prompt logprobs (4) have log_softmax and ranks (8). The logits in the compute type are added.
     """
 
     def __init__(self, dtype: str, device: str) -> None:

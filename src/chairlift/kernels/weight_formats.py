@@ -5,7 +5,7 @@
 | int8 | 8 bits | a float32 scale per output |
 | u4_g32, u4_g128, u8_g32 | 4 or 8 bits | a float16 scale and a zero point of 8 bits per 32 or 128 inputs |
 | f8_e4m3 | floats of 8 bits | a float32 scale per 128 inputs |
-| block types of ggml ("q4_1", "q6_k") | those of the file | those of the file |
+| block types of ggml ("q4_1", "q6_k") | as in the file | as in the file |
 | bf16, f16, f32 | floats of 16 or 32 bits | |
 
 The suffix ORDERED means that the matrix has its own order of inputs.
@@ -18,7 +18,7 @@ from typing import Final
 FLOATS: Final = ("bf16", "f16", "f32")
 
 ORDERED: Final = "+order"
-"""The suffix of formats whose inputs have another order than those of the layer. It takes 4 bytes per input."""
+"""The suffix of formats whose inputs have another order than in the layer. It takes 4 bytes per input."""
 
 GROUP: Final = 32
 """The number of inputs of the smallest groups with a scale; matrices are padded to a multiple of it."""

@@ -39,7 +39,7 @@ class PackedRows:
 class Weights(Protocol):
     """A source of named parameters: a safetensors folder, a GGUF file, or random numbers.
 
-    Names are those of Hugging Face (`model.layers.0.self_attn.q_proj.weight`), also where the file uses other names.
+    Names follow Hugging Face (`model.layers.0.self_attn.q_proj.weight`), also where the file uses other names.
     """
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:

@@ -43,7 +43,7 @@ def is_loaded() -> bool:
 
 
 class _Extension:
-    """The extension module, which is imported when one of its names is first used. Errors are those of `load`."""
+    """The extension module, which is imported when one of its names is first used. Errors come from `load`."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(load(), name)

@@ -1,7 +1,7 @@
 """Sampling by the native kernels, which read each row once or twice and sort nothing.
 
 The token of a row depends only on its logits, parameters and position, not on the batch or the number of threads. Draws
-differ from those of `worker/torch_sampling.py` only where the uniform number is within rounding of the boundary between
+differ from `worker/torch_sampling.py` only where the uniform number is within rounding of the boundary between
 two tokens.
 """
 
