@@ -111,7 +111,7 @@ class DecoderModel:
     Args:
         backends: the backend of each attention shape of the layers.
         max_model_len: the length of the longest sequence; None for max_position_embeddings.
-        has_pooling: load the final norm as a kernel of its own, for `final_hidden`.
+        has_pooling: load the final norm as a separate kernel, for `final_hidden`.
         lora: the LoRA adapters of the rows of a step; None if the model has none.
     """
 
@@ -170,7 +170,7 @@ class DecoderModel:
         """Allocate zeroed KV memory for the block ids 0 to num_blocks - 1; the earlier memory is freed first.
 
         Args:
-            layout: the groups of layers with block tables of their own; None for one group.
+            layout: the groups of layers with separate block tables; None for one group.
         """
         layers = self.attention_layers
         layout = layout or KVLayout.one_group(self.config)
@@ -242,7 +242,7 @@ class DecoderModel:
             token_ids: int64 [T], the token after each position.
             positions: as for `forward`.
             hidden: [T, hidden_size], results of `final_hidden` or of this method; the values are lost.
-            plan: a result of `plan`, also that of the step of `forward`.
+            plan: a result of `plan`, which may be the plan of the step of `forward`.
         """
         assert self.predictor is not None, "the model has no predictor"
         embedding = self._embed(token_ids, positions)

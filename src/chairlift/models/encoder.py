@@ -137,7 +137,7 @@ def pool(hidden: torch.Tensor, lengths: Sequence[int], pooling: str) -> torch.Te
 
 
 def _run_all(apply: Callable[..., Iterable[None]], work: Sequence[Callable[[], None]]) -> None:
-    """Run functions by `map`, or by that of a thread pool."""
+    """Run functions by `map`, or by the `map` of a thread pool."""
     for _ in apply(_run_in_inference_mode, work):
         pass
 

@@ -24,7 +24,7 @@ EQUAL_SIZES_FACTOR: Final = 1.25
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """The groups of layers with block tables of their own. Layers without attention are in no group.
+    """The groups of layers with separate block tables. Layers without attention are in no group.
 
     Attributes:
         windows: for each group the number of tokens that a query attends to, including its own; None for all preceding

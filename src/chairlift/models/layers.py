@@ -49,7 +49,7 @@ class LayerBuilder:
         lora: the adapters of the layers; None if the model has none.
 
     Attributes:
-        new_rows, call_each: those of `Kernels`.
+        new_rows, call_each: as in `Kernels`.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class LayerBuilder:
         return [(norm.size, self.norm_of_rows(norm)) for norm in spec.head_norms]
 
     def norm_of_rows(self, norm: NormSpec) -> ResidualSumKernel:
-        """Load a norm as a kernel of its own, whose second argument is None."""
+        """Load a norm as a separate kernel, whose second argument is None."""
         return self._kernels.make_residual_sum(NO_PROLOGUE, self.norm(norm), 1.0, 1.0)
 
     def embedding(self, spec: MatrixSpec) -> RowKernel:
@@ -169,7 +169,7 @@ class LayerBuilder:
         return None if spec is None else self.weights.tensor(f"{spec.name}.weight", (spec.rows, spec.size))
 
     def recurrence(self, spec: RecurrenceSpec) -> RecurrentKernel:
-        """Load the parameters of a recurrence, without those of its projections."""
+        """Load the parameters of a recurrence, without the parameters of its projections."""
         return self._kernels.make_recurrence(self._recurrence(spec))
 
     def _recurrence(self, spec: RecurrenceSpec) -> Recurrence:
@@ -285,7 +285,7 @@ class Attention:
     def _rotate_and_norm(self, qkv: torch.Tensor, rotation: RotaryStep, norm: QKNorm) -> None:
         """Rotate query and key, and then norm each head, in their memory."""
         for heads, weight in zip(self.backend.shape.split(qkv), (norm.query, norm.key), strict=False):
-            assert heads is not None, "the layer has keys of its own"
+            assert heads is not None, "the layer has its own keys"
             assert weight is not None, "each norm has a weight"
             heads.copy_(rms_norm(rotate(heads, *rotation.rows), weight, norm.eps))
 
@@ -445,8 +445,8 @@ class PerLayerBranch:
         """Compute the branch.
 
         Args:
-            inputs: `StepContext.per_layer_inputs`. The gate is written in front of the layer's input, over that of the
-                layer before, so that both are the row of a gated activation.
+            inputs: `StepContext.per_layer_inputs`. The gate is written in front of the layer's input, over the input
+                of the layer before, so that both are the row of a gated activation.
         """
         assert inputs is not None, "the model has inputs for each layer"
         self._gate(x, out=inputs[:, self._index])

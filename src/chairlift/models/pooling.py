@@ -17,11 +17,11 @@ class PoolingConfig:
 
     Attributes:
         task: "embed" for vectors, "score" for the scores of pairs of texts.
-        pooling: the hidden state of a text: that of its first or last token, or the mean of all.
+        pooling: the hidden state of a text is the state of its first or last token, or the mean of all.
         normalize: whether vectors are scaled to length 1.
         max_seq_length: maximum number of tokens of a text; None is the context of the model.
         classifier_tokens: two tokens, whose difference of logits after the last token is the score (second - first);
-            None for models with a classifier of their own.
+            None for models that have a classifier.
     """
 
     task: PoolingTask
@@ -32,11 +32,11 @@ class PoolingConfig:
 
     @property
     def is_reranker(self) -> bool:
-        """Whether a decoder scores pairs by `classifier_tokens`, after a prompt of its own."""
+        """Whether a decoder scores pairs by `classifier_tokens`, after the prompt of a reranker."""
         return self.classifier_tokens is not None
 
     def without_unused_head(self, config: ModelConfig) -> ModelConfig:
-        """Return the declaration without an LM head of its own, which a decoder needs for scores only."""
+        """Return the declaration without a separate LM head, which a decoder needs for scores only."""
         if self.task == "score" or config.encoder is not None:
             return config
         return replace(config, tie_word_embeddings=True, unneeded_modules=(*config.unneeded_modules, "lm_head"))

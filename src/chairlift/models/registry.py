@@ -1,6 +1,6 @@
 """The table of architectures, and the readers that turn model files into a ModelConfig.
 
-Keys of `config.json` are those of transformers 4 and 5; keys of GGUF metadata are those of the GGUF specification
+Keys of `config.json` follow transformers 4 and 5; keys of GGUF metadata follow the GGUF specification
 (ggml, docs/gguf.md).
 """
 

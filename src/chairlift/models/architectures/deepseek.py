@@ -38,7 +38,7 @@ LATENT_EPS: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class DeepseekSizes:
-    """The sizes of a model beside those of Llama.
+    """The sizes of a model in addition to Llama's.
 
     Attributes:
         query_rank: the size of the latent of queries, or None.
@@ -47,7 +47,7 @@ class DeepseekSizes:
         value_dim: the size of a head of values.
         shared_size: the inner size of the shared experts; 0 without any.
         is_interleaved: whether the two dimensions of a rotated pair are in adjacent rows.
-        has_split_heads: whether files have the matrices of keys and values apart, and those of keys transposed.
+        has_split_heads: whether files have the matrices of keys and values apart, and the matrices of keys transposed.
         num_unread_layers: see ModelConfig.
     """
 

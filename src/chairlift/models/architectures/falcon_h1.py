@@ -1,7 +1,7 @@
 """Falcon-H1 (Technology Innovation Institute, 2025): attention and Mamba-2 in parallel in every layer.
 
-`LlamaSizes` with a multiplier at every input and output (muP). Those of inputs are factors of the norms before them,
-and that of the keys is a factor of attention scores.
+`LlamaSizes` with a multiplier at every input and output (muP). Multipliers of inputs are factors of the norms before
+them, and the multiplier of the keys is a factor of attention scores.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `LlamaSizes` with norms whose weights are differences from 1, a gate with GELU, and an embedding that is multiplied by
 the root of its width. Gemma 2 adds norms after each branch, soft caps, and a window in every other layer; Gemma 3 has
-norms of query and key heads, and five layers with a window and a rotary base of their own to one with neither.
+norms of query and key heads, and five layers with a window and a separate rotary base to one with neither.
 """
 
 from __future__ import annotations

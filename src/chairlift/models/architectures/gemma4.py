@@ -114,7 +114,7 @@ def _declare_layer(sizes: LlamaSizes, index: int, own: LayerShape, input_size: i
 
 
 def _parallel_experts(sizes: LlamaSizes, experts: ExpertSizes, prefix: str, index: int) -> ParallelExpertsSpec:
-    """The input of the router has a norm of its own, and is divided by the root of hidden_size."""
+    """The input of the router has a separate norm, and is divided by the root of hidden_size."""
     hidden, eps = sizes.hidden_size, sizes.norm_eps
     mixture = replace(sizes, experts=experts).declare_feed_forward(prefix, index)
     router_norm = NormSpec("rms_norm", f"{prefix}.router.norm", hidden, eps, weight_multiplier=hidden**-0.5)
@@ -309,7 +309,7 @@ def find_kv_sources(fields: ConfigFields, key: str, windows: Sequence[int | None
 
 def _read_heads(fields: ConfigFields, windows: Sequence[int | None], keys_are_values: bool) -> list[tuple[int, int]]:
     """Read head size and number of KV heads of each layer. transformers 5 writes those that differ to
-    `per_layer_config`; published files contain those of layers with full attention."""
+    `per_layer_config`; published files list the layers with full attention in it."""
     heads = fields.integer("num_attention_heads")
     local = fields.integer("head_dim", high=4096), fields.integer("num_key_value_heads")
     whole = fields.integer("global_head_dim", high=4096), fields.integer("num_global_key_value_heads", local[1])

@@ -4,7 +4,7 @@
 network of other names, with gate and up in one matrix, and some models have no rotary embedding. Granite 4 H has
 Mamba-2 in place of attention in most layers, and some models have experts beside the network.
 
-Granite-MoE has experts in every layer. Its safetensors files hold those of a layer in one tensor.
+Granite-MoE has experts in every layer. Its safetensors files hold the experts of a layer in one tensor.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _declare(sizes: LlamaSizes, experts: ExpertSizes | None, up: Sequence[str], 
     """Return the declaration of a model with the feed-forward networks of Granite 4, and experts beside them.
 
     Args:
-        up, down: the names of the matrices of gate and up, one each or one for both, and of that of down.
+        up, down: the names of the matrices of gate and up, one each or one for both, and the name of the down matrix.
     """
     config, mixtures, layers = sizes.declare(), replace(sizes, experts=experts), []
     for index, layer in enumerate(config.layers):

@@ -161,7 +161,7 @@ def _qwen_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
 
 
 def read_gguf_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes | None:
-    """Read the experts of a GGUF file of Llama, which is that of Mixtral if there are any."""
+    """Read the experts of a GGUF file of Llama; a file with experts is a Mixtral."""
     return None if fields.get("num_experts", 0) == 0 else read_experts(fields, "chosen", sizes.intermediate_size)
 
 

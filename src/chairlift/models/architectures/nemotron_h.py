@@ -42,7 +42,7 @@ KINDS: Final[dict[str, LayerKind]] = {
 """The types of layers: letters of `hybrid_override_pattern`, and names of transformers 4 and 5."""
 
 SUM_EPS: Final = 1e-20
-"""Is added to the sum of the scores by which those of the chosen experts are divided."""
+"""Is added to the sum of the scores of the chosen experts, before it divides these scores."""
 
 _EXPERT_FIELDS: Final = """
     moe_intermediate_size moe_latent_size moe_shared_expert_intermediate_size n_group n_routed_experts n_shared_experts
@@ -152,7 +152,7 @@ def read_nemotron_h(fields: ConfigFields) -> ModelConfig:
 def _declare(fields: ConfigFields, kinds: Sequence[LayerKind]) -> ModelConfig:
     if "moe" not in kinds:
         fields.ignore(*_EXPERT_FIELDS.split())
-    fields.allow_only("tie_word_embeddings", False, "transformers has an LM head of its own in this architecture")
+    fields.allow_only("tie_word_embeddings", False, "transformers has a separate LM head in this architecture")
     fields.allow_only("num_nextn_predict_layers", 0, "heads that predict several tokens are not supported")
     fields.set_defaults({"num_hidden_layers": len(kinds)})
     found = _Layers(fields)

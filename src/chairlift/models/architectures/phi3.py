@@ -81,7 +81,7 @@ def _with_longrope(
     original: int,
     attention: float,
 ) -> RopeConfig:
-    """Add the factors of LongRoPE, by their names in the file, first those of short contexts."""
+    """Add the factors of LongRoPE, by their names in the file, the factors of short contexts first."""
     expected = rope.num_dims(head_dim) // 2
     for name, values in factors.items():
         if not _are_factors(values, expected):

@@ -1,6 +1,6 @@
 """Qwen3-Next, Qwen3.5, 3.6 and 3.8 (Yang et al., 2025): `LlamaSizes` with the gated delta rule in most layers.
 
-The other layers multiply attention by the sigmoid of a projection, whose rows share a tensor with those of the query.
+The other layers multiply attention by the sigmoid of a projection, whose rows share a tensor with the query rows.
 MoE models have a shared expert beside the others, which a sigmoid multiplies too. The layers of images have no part in
 the text model. Files of Qwen3-Next have other projections of the gated delta rule, whose rows are grouped by key head.
 
@@ -167,14 +167,14 @@ class Qwen35ConfigReader(LlamaConfigReader):
 
 
 def _read_predictor(fields: ConfigFields) -> PredictorNames | None:
-    """The names of the predictor. One with several layers or with embeddings of its own is not supported."""
+    """The names of the predictor. One with several layers or with separate embeddings is not supported."""
     has_embeddings = fields.get("mtp_use_dedicated_embeddings")
     return HF_PREDICTOR if fields.integer("mtp_num_hidden_layers", 0, low=0) == 1 and not has_embeddings else None
 
 
 def _read_layers(fields: ConfigFields, layers: int, further: int = 0) -> list[bool]:
     """Read whether each layer has recurrent state. Of GGUF files, only newer ones have the list, which contains the
-    `further` layers behind those of the model."""
+    `further` layers behind the model's layers."""
     key, known = "layer_types", LAYER_TYPES
     if isinstance(fields, GGUFHeader):
         key, known = "attention.recurrent_layers", {True: True, False: False}
@@ -188,7 +188,7 @@ def _read_layers(fields: ConfigFields, layers: int, further: int = 0) -> list[bo
 
 
 def _read_gguf(header: GGUFHeader, sizes: LlamaSizes, shared: int | None) -> ModelConfig:
-    """Read the properties of a GGUF file that those of a `config.json` do not have."""
+    """Read the properties of a GGUF file that a `config.json` does not have."""
     header.ignore("rope.dimension_sections", "expert_weights_scale")
     further = header.integer("nextn_predict_layers", 0, low=0, high=sizes.num_layers - 1)
     sizes = replace(sizes, num_layers=sizes.num_layers - further)
@@ -212,7 +212,7 @@ def _query_and_gate(layer: str, tensor: str) -> dict[str, StoredName]:
 
 
 def _stacked(layer: str) -> dict[str, StoredName]:
-    """The places of projections in safetensors files: those of all experts may be in one tensor."""
+    """The places of projections in safetensors files: one tensor may hold the projections of all experts."""
     prefix = f"{layer}.mlp.experts"
     up = StoredName(f"{prefix}.gate_up_proj", row_step=2, block="part")
     return {

@@ -104,7 +104,7 @@ class LatentSpec:
     stored: Mapping[str, StoredRows] = field(default_factory=dict, hash=False)
 
     def matrices(self, num_heads: int) -> tuple[MatrixSpec, ...]:
-        """Every matrix, including those of all heads."""
+        """Every matrix, including the matrices of all heads."""
         by_head = (self.rotated_queries, self.keys, self.values)
         whole = (self.queries,) if self.query_in is None else (self.query_in, self.queries)
         return *whole, *(matrix.of_expert(head) for matrix in by_head for head in range(num_heads))
@@ -197,7 +197,7 @@ class AttentionSpec:
 
     @property
     def num_kept_kv_heads(self) -> int:
-        """The number of heads of K and V that the layer keeps in memory of its own."""
+        """The number of heads of K and V that the layer keeps in its own memory."""
         return self.num_kv_heads if self.kv_source is None else 0
 
     @property

@@ -17,7 +17,7 @@ class RouterSpec:
     Attributes:
         matrix: the matrix of the logits, one for each expert.
         routing: how logits become the experts of a token and their weights.
-        norm: the norm of the router's input; None for that of the experts.
+        norm: the norm of the router's input; None if the router shares the experts' norm.
         expert_scales: the name of the parameter [num_experts] that the weights of experts are multiplied by, or None.
         selection_bias: the name of the parameter [num_experts] that is added to the scores for the choice of experts,
             but is no part of their weights; or None.
@@ -73,7 +73,7 @@ class FeedForwardSpec:
 
     @property
     def matrices(self) -> Iterator[MatrixSpec]:
-        """Every matrix, including the router's and those of all experts."""
+        """Every matrix, including the matrices of the router and of all experts."""
         if self.router is not None:
             yield self.router.matrix
         for projections in self.experts:

@@ -75,7 +75,7 @@ class LayerSpec:
     Attributes:
         attention, recurrence: the first branch. With both, each reads the residual stream, to which both are added.
         is_parallel: whether the feed-forward network reads the residual stream before attention is added to it.
-        parallel_experts: the mixture whose result is added to that of a dense feed-forward network, or None.
+        parallel_experts: the mixture whose result is added to the result of a dense feed-forward network, or None.
         per_layer_branch: the branch after the feed-forward network, or None.
         output_scale: the name of the parameter [1] that the output of the layer is multiplied by, or None.
     """
@@ -113,7 +113,7 @@ class LayerSpec:
 
     @property
     def matrices(self) -> tuple[MatrixSpec, ...]:
-        """Every matrix of the layer, including those of all experts."""
+        """Every matrix of the layer, including the matrices of all experts."""
         branch, recurrence = self.per_layer_branch, self.recurrence
         others = () if branch is None else (branch.gate, branch.projection)
         recurrent = () if recurrence is None else (recurrence.input, recurrence.output)
@@ -125,7 +125,7 @@ class LayerSpec:
 
     @property
     def adaptable(self) -> tuple[MatrixSpec, ...]:
-        """The matrices that LoRA adapters can have: those of attention and of a dense feed-forward network."""
+        """The matrices of attention and of a dense feed-forward network, which LoRA adapters can have."""
         mlp = self.feed_forward
         attention = () if self.attention is None else self.attention.adaptable
         return *attention, *(() if mlp is None or mlp.router is not None else (mlp.up, mlp.down))
@@ -160,7 +160,7 @@ class LayerSpec:
 
     @property
     def _copied_norms(self) -> Iterator[NormSpec]:
-        """The norms of the inputs of further products, which have copies of their own."""
+        """The norms of the inputs of further products, which have separate copies."""
         attention, before = self.attention, self.attention_norms.before
         if attention is not None and before is not None:
             if attention.gate is not None:

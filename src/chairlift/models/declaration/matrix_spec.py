@@ -1,6 +1,6 @@
 """The matrices and norms of a declaration.
 
-Names are those of the parameters in Hugging Face checkpoints, without `.weight` and `.bias`.
+Names are parameter names of Hugging Face checkpoints, without `.weight` and `.bias`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class StoredRows:
 
     Attributes:
         num_rows: the number of rows of the larger matrix.
-        rows: the numbers of its rows that are those of the matrix, in their order; a range has the step 1.
+        rows: the numbers of its rows that form the matrix, in their order; a range has the step 1.
         is_transposed: whether these rows are the columns of the matrix.
     """
 

@@ -76,10 +76,10 @@ class PredictorSpec:
         head(norm(layer(projection([embedding_norm(E[next token]), hidden_norm(h)]))))
 
     h is the hidden state of a token after the final norm, and the layer has the position of that token. A further token
-    is predicted from the result of `norm` in place of h. Embedding and head are those of the model.
+    is predicted from the result of `norm` in place of h. Embedding and head belong to the model.
 
     Attributes:
-        layer: a layer with attention, whose K and V are beside those of the model.
+        layer: a layer with attention, whose K and V are beside the model's K and V.
     """
 
     layer: LayerSpec
@@ -90,7 +90,7 @@ class PredictorSpec:
 
     @property
     def norms(self) -> tuple[NormSpec, ...]:
-        """The norms beside those of the layer."""
+        """The norms in addition to the layer's norms."""
         return self.embedding_norm, self.hidden_norm, self.norm
 
 
@@ -100,7 +100,7 @@ class EncoderSpec:
 
     Attributes:
         embedding_norm: the norm of the sum of embeddings.
-        token_types: the table of token types, whose first row is that of single texts; or None.
+        token_types: the table of token types, whose first row applies to single texts; or None.
         classifier: the head of a cross-encoder, or None.
     """
 
@@ -129,7 +129,7 @@ class ModelConfig:
         num_unread_layers: the number of layers behind the others in safetensors files, which predict further tokens
             and are not loaded.
         predictor: the layer that proposes draft tokens; None if there is none, or none is needed.
-        eos_token_ids: all tokens that end a sequence, including those of generation_config.json.
+        eos_token_ids: all tokens that end a sequence, including the tokens of generation_config.json.
         dtype: the type of the file's tensors ("float32", "float16", "bfloat16"); "float16" if they are quantized.
         quantization: the quantization of a Hugging Face checkpoint, or None.
     """
@@ -188,7 +188,7 @@ class ModelConfig:
 
     @property
     def all_layers(self) -> tuple[LayerSpec, ...]:
-        """The layers, and that of the predictor, whose index is the number of the others."""
+        """The layers, and the predictor's layer, whose index is the number of the others."""
         return self.layers if self.predictor is None else (*self.layers, self.predictor.layer)
 
     @property
@@ -198,7 +198,7 @@ class ModelConfig:
 
     @property
     def attention_specs(self) -> dict[int, AttentionSpec]:
-        """The attention of each layer that has one, by the index of the layer; that of the predictor comes last."""
+        """The attention of each layer that has one, by the index of the layer; the predictor's comes last."""
         layers = enumerate(self.all_layers)
         return {index: layer.attention for index, layer in layers if layer.attention is not None}
 

@@ -97,7 +97,7 @@ class Architecture:
         gguf_interleaved: the keys of `gguf_readers` whose files store the two dimensions of a rotated pair in adjacent
             rows of each query and key head.
         other_prefixes: (declared prefix, prefix that some checkpoints have in its place).
-        stacked_names: as gguf_names, for parameters with other names in safetensors files, such as those of experts
+        stacked_names: as gguf_names, for parameters with other names in safetensors files, such as experts
             that are in one tensor; or the place of a parameter that is a part of a tensor.
         unread_prefixes: the prefixes of the parameters in safetensors files that have no part in a text model.
     """
