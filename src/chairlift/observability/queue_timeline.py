@@ -164,8 +164,8 @@ class QueueTimeline:
         return bisect_left(self._runs, end) - max(0, bisect_right(self._runs, first) - 1)
 
     def sums(self, first: int, end: int, end_time: float, tenant: str) -> dict[str | None, tuple[int, float]]:
-        """The number of steps from `first` to `end` - 1, and their seconds until `end_time`, by reason: those of runs
-        with this tenant, or without one. The rest has the reason FAIRNESS."""
+        """The number of steps from `first` to `end` - 1, and their seconds until `end_time`, by reason, of runs
+        with this tenant or without one. The rest has the reason FAIRNESS."""
         first, end = max(first, self.first_step), min(end, self.next_step)
         bounds = (first, self._times[first - self.first_step]), (end, end_time)
         other_steps, other_seconds = end - first, bounds[1][1] - bounds[0][1]

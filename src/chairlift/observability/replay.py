@@ -37,7 +37,7 @@ class ReplayReader:
     def on_end(self, request: TrackedRequest) -> None:
         """A request has finished, was rejected, or was lost with its engine. Steps that contain it may follow.
 
-        The id of a rejected request may be that of an unfinished one.
+        A rejected request may have the id of an unfinished one.
         """
 
     def on_leave(self, request: TrackedRequest) -> None:

@@ -15,7 +15,7 @@ RequestState = Literal["waiting", "running", "finished", "rejected", "lost"]
 
 
 class WaitSpan(NamedTuple):
-    """A part of a wait with one reason, which lasts from the schedule of one step to that of another.
+    """A part of a wait with one reason, which lasts from the schedule of one step to the schedule of another.
 
     The reason is a `request.WaitReason`, or
 

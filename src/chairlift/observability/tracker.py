@@ -144,7 +144,7 @@ class RequestTracker(Replay, ReplayReader):
 
     @property
     def _is_fair(self) -> bool:
-        """Whether requests of other tenants than that of the head wait for their turn."""
+        """Whether requests of other tenants than the head's tenant wait for their turn."""
         return self.started is not None and self.started.scheduling_policy in FAIR_POLICIES
 
     def _queue_interval(self, step: Step) -> QueueInterval:
