@@ -33,11 +33,11 @@ class EngineStarted:
             step with few tokens reads a part of them.
         kv_bytes_per_slot: bytes of K and V of one token in all layers; 0 in a simulation.
         kv_bytes_per_block: bytes of a block, which has the slots of one group of layers; 0 in a simulation.
-        kv_windows: the sliding window of each group of layers with block tables of its own; None for layers that attend
+        kv_windows: the sliding window of each group of layers with separate block tables; None for layers that attend
             to all tokens. A slot is the memory of one token in the layers of one group.
         state_bytes: bytes of the recurrent state of one sequence; 0 if the model has none.
         num_checkpoints, checkpoint_interval: the number of recurrent states that can be kept for prefixes, and the
-            tokens between those of a long sequence.
+            tokens between two of them in a long sequence.
         num_swap_blocks: the number of blocks of the swap space; 0 if preempted requests are recomputed.
         step_time: the fields of the `StepTime` that limits chunks of prompts; None if there is none.
         speculative_config: the fields of the `SpeculativeConfig`; None without speculative decoding.
@@ -137,7 +137,7 @@ class RequestRejected:
 class RequestWaiting:
     """The head of the queue was not admitted, for another reason than in the previous step.
 
-    For a static batch, all counts are those of the worst case: every member has its maximum length. For a request that
+    For a static batch, all counts assume the worst case: every member has its maximum length. For a request that
     waits for the prompt of its leader, the four counts of blocks are 0.
 
     Attributes:
@@ -175,7 +175,7 @@ class Step:
             there are none.
         num_recomputed: scheduled tokens that had K and V before a preemption.
         admitted, preempted: requests that the schedule of this step admitted or preempted.
-        displaced: those of `preempted` whose seat the scheduling policy gave to another request, and that request.
+        displaced: the preempted requests whose seat the scheduling policy gave to another request, and that request.
         swapped: the preempted requests whose K and V are kept in the swap space, so that nothing is recomputed.
         blocks_swapped_out, blocks_swapped_in: blocks that were copied to and from the swap space before the step.
         swap_blocks: blocks of the swap space in use after the schedule.

@@ -73,7 +73,7 @@ class RecordOptions:
             yield from inner.parameters()
 
     def build(self, given: dict[str, Any], base: Any = None) -> Any:
-        """Create the record from the given values, and remove them. Other values are those of `base`, or defaults."""
+        """Create the record from the given values, and remove them. Other values come from `base`, or are defaults."""
         values = {name: given.pop(key) for name, about in self._own.items() if (key := about.name or name) in given}
         for name, inner in self._inner.items():
             values[name] = inner.build(given, None if base is None else getattr(base, name))
@@ -186,7 +186,7 @@ def service_sources(
 
 
 def _check_variables(_app: App, _commands: Sequence[str], arguments: Any) -> None:
-    """Raise ConfigError for variables that no option has, and ignore empty ones and those of Kubernetes."""
+    """Raise ConfigError for variables that no option has, and ignore empty variables and variables of Kubernetes."""
     names = [name for argument in arguments for name in (argument.field_info.name, *argument.names)]
     known = {name.lstrip("-").replace("-", "_").upper() for name in names} | OTHER_VARIABLES
     for variable, value in os.environ.items():

@@ -73,7 +73,7 @@ class Option:
         is_repeated: the option can be given several times on the command line.
         takes_several: one occurrence of a repeated option takes all values up to the next option.
         is_positional: the values, which are a list, are arguments of the command line without a name.
-        name: the name of the option, if it is not that of the field.
+        name: the name of the option, if it differs from the name of the field.
         short_name: a second name on the command line, such as "-m".
     """
 

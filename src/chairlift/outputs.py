@@ -101,7 +101,7 @@ class Logprob(NamedTuple):
 
 
 class TokenLogprobs(NamedTuple):
-    """The logprobs at one position: those of its token, and those of the most likely tokens in descending order."""
+    """The logprobs at one position: of its token, and of the most likely tokens in descending order."""
 
     token: Logprob
     top: list[Logprob]

@@ -76,7 +76,7 @@ class Request:
     Args:
         request_id: unique among the unfinished requests.
         prompt_token_ids: at least one token.
-        sampling_params: `n` is 1, or the number of beams; siblings are requests of their own, with one `leader_id`.
+        sampling_params: `n` is 1, or the number of beams; siblings are separate requests, with one `leader_id`.
         max_tokens: maximum number of output tokens.
         stop_token_ids: tokens that end the output, including EOS unless it is ignored.
         arrival_time: seconds of the engine's clock.

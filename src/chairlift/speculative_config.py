@@ -24,14 +24,14 @@ class SpeculativeConfig:
 
     Attributes:
         method: "ngram" (prompt lookup) proposes the tokens that followed an earlier occurrence of the last tokens;
-            "draft_model" proposes the tokens of a smaller model; "mtp" those of the model's own predictor. "" selects
+            "draft_model" proposes the tokens of a smaller model; "mtp" uses the model's own predictor. "" selects
             "draft_model" if `model` is set, otherwise "ngram". Also one of MTP_NAMES.
         num_speculative_tokens: maximum number of draft tokens of a request in a step; fewer are verified if they would
             not pay. None selects the default of the method.
         prompt_lookup_min: the number of last tokens that an earlier occurrence must have in common.
         prompt_lookup_max: the number of tokens that are compared to choose among several occurrences.
-        model: the draft model, as `EngineConfig.model`. Its tokenizer must be that of the model.
-        quantization: the format to which the matrices of the draft model are quantized; None keeps that of the file.
+        model: the draft model, as `EngineConfig.model`. Its tokenizer must have the same vocabulary.
+        quantization: the format to which the matrices of the draft model are quantized; None keeps the file's format.
 
     Raises:
         ConfigError: a value is invalid.

@@ -1,4 +1,4 @@
-"""GrammarCompiler: compiles each grammar once for a vocabulary, on threads of its own, within limits."""
+"""GrammarCompiler: compiles each grammar once for a vocabulary, on separate threads, within limits."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class GrammarCompiler:
     """Compiles grammars for one model. Safe to use from several threads.
 
     Grammars of different tenants are compiled alternately, one of each tenant at a time. One that takes longer than
-    QUICK_SECONDS starts again on a thread of its own, so that other grammars, also of its tenant, do not wait for it.
+    QUICK_SECONDS starts again on a separate thread, so that other grammars, also of its tenant, do not wait for it.
 
     Args:
         tokenizer: returns the model's tokenizer; called when the first grammar is compiled.

@@ -27,7 +27,7 @@ them."""
 
 IGNORED_ATTRIBUTE: Final = re.compile(r"^[ \t]*[A-Za-z_]\w*\[[^\]\n]*\btemperature\s*=", re.MULTILINE)
 ANSWER: Final = "answer"
-"""The name of the grammar of the constraint, beside which that of tool calls is an alternative."""
+"""The name of the grammar of the constraint, to which the grammar of tool calls is an alternative."""
 
 CALLS: Final = "calls"
 RELAXABLE: Final = re.compile(r"^// relaxable (.+)\n(\w+): (%json .+)$", re.MULTILINE)

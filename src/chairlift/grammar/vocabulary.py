@@ -38,7 +38,7 @@ class GrammarVocabulary:
     def __call__(self, text: bytes | str) -> list[int]:
         """Return tokens that spell the text.
 
-        They are those of the tokenizer. If these would add to the text or contain special tokens, the longest token
+        The tokenizer encodes the text. If its tokens would add to the text or contain special tokens, the longest token
         that fits is taken, repeatedly.
         """
         expected = text if isinstance(text, bytes) else text.encode()

@@ -132,7 +132,7 @@ class ChildProcess:
         """
         self._is_killed = True
         process = self._process
-        # The process is not polled, because its id is also that of its group until it has been reaped.
+        # The process is not polled, because its id also identifies its group until it has been reaped.
         if process is None or process.returncode is not None or self._parent != os.getpid():
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,7 +1,7 @@
 """The limits of memory and CPU time that the Linux control groups (version 1 or 2) of this process set.
 
 The limits of all ancestors apply too, so the lowest limit counts. In a container the listed path of the group may be
-that of the host, of which only the root exists.
+a path of the host, of which only the root exists.
 """
 
 from __future__ import annotations

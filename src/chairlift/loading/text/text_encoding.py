@@ -56,7 +56,7 @@ def encode_text(
 def token_span(encoding: tokenizers.Encoding, index: int) -> tuple[int, int]:
     """The position of a token in its text. All `offsets` of a million tokens would hold Python's lock for 0.2 s."""
     span: tuple[int, int] | None = encoding.token_to_chars(index)
-    assert span is not None, "the index is that of a token of the text"
+    assert span is not None, "the index belongs to a token of the text"
     return span
 
 
