@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
+import pytest
+
 
 def loop_over(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[..., Callable[..., None]]:
     """Run a test once for each case, and report all cases that fail, with their values.
@@ -28,7 +30,10 @@ def loop_over(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[..
                 arguments = dict(zip(keys, case, strict=True))
                 try:
                     test(**fixtures, **arguments)
-                except Exception as error:
+                except (Exception, pytest.fail.Exception) as failure:
+                    # `pytest.raises` fails with an exception that is not an Exception and cannot be in a group.
+                    error = failure if isinstance(failure, Exception) else AssertionError(str(failure))
+                    error.with_traceback(failure.__traceback__)
                     error.add_note("with " + ", ".join(f"{name}={value!r:.200}" for name, value in arguments.items()))
                     errors.append(error)
             if errors:
