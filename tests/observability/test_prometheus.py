@@ -176,7 +176,7 @@ def test_recurrent_states_have_gauges_of_their_own_and_evictions_are_counted() -
     assert found["chairlift:state_checkpoint_slots", ""] == 4
     engine.to_end()
     evicted = exposed(engine.log, engine)["chairlift:state_checkpoint_evictions_total", ""]
-    assert evicted == engine.manager.checkpoints.num_evicted > 0
+    assert evicted == engine.manager.counts().num_evicted_checkpoints > 0
 
 
 def test_requests_with_an_slo_are_counted_by_its_result() -> None:

@@ -72,7 +72,7 @@ def _parts(item: Any) -> Iterator[Any]:
         yield from item
     elif isinstance(item, partial):
         yield from (item.args, item.keywords)
-    elif type(item).__module__.startswith(("chairlift.", "reference_")):
+    elif type(item).__module__.startswith(("chairlift.", "support.reference_")):
         yield from vars(item).values() if hasattr(item, "__dict__") else ()
         slots = (slot for kind in type(item).__mro__ for slot in getattr(kind, "__slots__", ()))
         yield from (getattr(item, slot) for slot in slots if hasattr(item, slot))
