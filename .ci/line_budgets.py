@@ -35,7 +35,7 @@ def find_problems(lines: Counter[str], budgets: dict[str, int]) -> list[str]:
     unknown = [f"{package} has a budget, but no lines: remove it" for package in budgets if package not in counted]
     exceeded = [
         f"{package} has {counted[package]} lines, and its budget is {budget}: make it smaller, or raise the budget in "
-        ".ci/line_budgets.toml and give the reason in the commit"
+        ".ci/line_budgets.toml and say so in the subject of the commit"
         for package, budget in budgets.items()
         if counted.get(package, 0) > budget
     ]
