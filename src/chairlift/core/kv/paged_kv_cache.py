@@ -49,9 +49,9 @@ class PagedKVCacheManager(KVCacheManager):
         return self.pool.version + self.prefixes.version
 
     def counts(self) -> MemoryCounts:
-        pool, prefixes = self.pool, self.prefixes
-        checkpoints = prefixes.num_checkpoints, prefixes.num_evicted_checkpoints
-        return MemoryCounts(pool.num_evictable, pool.num_shared, 0, self.copies.swap_space.num_used, *checkpoints)
+        checkpoints = self.prefixes.num_checkpoints, self.prefixes.num_evicted_checkpoints
+        num_swapped = self.copies.swap_space.num_used
+        return MemoryCounts(self.pool.num_evictable, self.pool.num_shared, 0, num_swapped, *checkpoints)
 
     def block_tables(self, request: Request) -> list[list[int]]:
         """The request's block table for each group of layers; read-only."""
@@ -104,15 +104,13 @@ class PagedKVCacheManager(KVCacheManager):
             return [[] for _ in self.windows]
         return self.prefixes.find(request, (len(request.token_ids) - 1) // self.block_size)
 
-    # -- running requests ----------------------------------------------------------------------------------------
-
     def grow(self, request: Request, num_slots: int, num_computed: int | None = None) -> TableChange | None:
         """Extend the request's tables to `num_slots` tokens; None if memory is short. Also commits blocks that earlier
         steps have filled, and releases blocks that left their windows, as if `num_computed` tokens were computed."""
-        num_computed = request.num_computed_tokens if num_computed is None else num_computed
         tables, num_free = self._tables[request.request_id], self.pool.num_free
         num_blocks = self.groups.num_blocks(num_slots)
         counts = [max(0, num_blocks - len(block_ids)) for block_ids in tables.block_ids]
+        num_computed = request.num_computed_tokens if num_computed is None else num_computed
         if self._windows is not None:
             num_free += self._windows.num_releasable(tables, num_computed)
         if sum(counts) > num_free:
@@ -122,7 +120,7 @@ class PagedKVCacheManager(KVCacheManager):
         added = [self.pool.allocate(count) for count in counts]
         for block_ids, new in zip(tables.block_ids, added, strict=True):
             block_ids += new
-        self._count_slots(tables)
+        request.num_slots = min(map(len, tables.block_ids)) * self.block_size
         return TableChange(added, released)
 
     def commit(self, request: Request) -> None:

@@ -12,7 +12,7 @@ from chairlift.core.kv.block_hashes import block_hash, group_key, root_hash
 from chairlift.core.kv.block_pool import BlockPool
 from chairlift.core.kv.block_tables import BlockTables
 from chairlift.core.kv.kv_groups import KVGroups
-from chairlift.core.kv.prefix_source import PrefixSource, num_full_blocks
+from chairlift.core.kv.prefix_source import PrefixSource
 from chairlift.request import Request
 
 
@@ -24,7 +24,7 @@ class PrefixCache(PrefixSource):
 
     def __init__(self, pool: BlockPool, groups: KVGroups) -> None:
         self._pool = pool
-        self._groups = groups
+        self._groups, self._block_size = groups, groups.block_size
         self._chains: dict[str, list[bytes]] = {}
 
     def find(self, request: Request, limit: int) -> list[list[int]]:
@@ -33,7 +33,8 @@ class PrefixCache(PrefixSource):
         return self._groups.longest_hit([self._pool.find(key) for key in column] for column in keys)
 
     def commit(self, tables: BlockTables) -> None:
-        end = num_full_blocks(tables, self._groups.block_size)
+        request = tables.request
+        end = min(request.num_computed_tokens, len(request.token_ids)) // self._block_size  # without pending tokens
         if end > tables.num_committed:
             self.register(tables, end)
 
@@ -46,13 +47,13 @@ class PrefixCache(PrefixSource):
         tables.num_committed = end
 
     def chain(self, request: Request, num_blocks: int) -> list[bytes]:
-        """The hashes of the first `num_blocks` blocks of the request's tokens, which must be full; computed once."""
+        """The hashes of the first `num_blocks` blocks of the request's tokens, which must be full; read-only."""
         chain = self._chains.setdefault(request.request_id, [])
-        size = self._groups.block_size
+        size = self._block_size
         for index in range(len(chain), num_blocks):
             parent = chain[-1] if chain else root_hash(request.cache_salt, request.lora_id)
             chain.append(block_hash(parent, request.token_ids[index * size : (index + 1) * size]))
-        return chain[:num_blocks]
+        return chain if len(chain) == num_blocks else chain[:num_blocks]
 
     def forget(self, request: Request) -> None:
         """Drop the request's hash chain. Its blocks stay in the index."""

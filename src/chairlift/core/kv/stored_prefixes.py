@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import compress
 from typing import Protocol
 
@@ -85,8 +85,10 @@ class StoredPrefixes(PrefixSource):
     def _load_groups(self, tables: BlockTables, chain: list[bytes]) -> None:
         """Load the longest stored prefix in all groups, or nothing."""
         start, size = tables.num_committed, self._groups.block_size
-        end, missing = self._longest_stored(chain, start)
-        if not missing or self._num_needed(tables, end, missing) > self._pool.num_free:
+        end = len(self._groups.longest_hit(self._known_blocks(tables, chain))[0])
+        firsts = self._groups.first_blocks(end * size)
+        missing = [range(max(first, start), end) for first in firsts]
+        if end <= start or self._num_needed(tables, end, missing) > self._pool.num_free:
             return
         has_window = [window is not None for window in self._groups.windows]
         loaded = [
@@ -99,7 +101,7 @@ class StoredPrefixes(PrefixSource):
             for block_ids in compress(loaded, has_window):
                 self._pool.release(block_ids)
             return
-        for group, first in enumerate(self._groups.first_blocks(end * size)):
+        for group, first in enumerate(firsts):
             if has_window[group]:
                 block_ids = tables.block_ids[group]
                 self._pool.release(reversed(block_ids[tables.num_released[group] : first]))
@@ -107,16 +109,15 @@ class StoredPrefixes(PrefixSource):
                 tables.num_released[group] = first
         self._cache.register(tables, end)
 
-    def _longest_stored(self, chain: list[bytes], start: int) -> tuple[int, list[range]]:
-        """The end of the longest prefix of which all blocks from `start` on are stored that the next query reads, and
-        for each group the indices of these blocks; none if there is no such prefix."""
-        for end in range(len(chain), start, -1):
-            firsts = self._groups.first_blocks(end * self._groups.block_size)
-            missing = [range(max(first, start), end) for first in firsts]
-            keys = [group_key(chain[index], group) for group, each in enumerate(missing) for index in each]
-            if self._store.num_stored(keys) == len(keys):
-                return end, missing
-        return start, []
+    def _known_blocks(self, tables: BlockTables, chain: list[bytes]) -> Iterator[list[int | None]]:
+        """For each block of the tokens its block in each group, whatever its id is if it is stored; None if it is
+        neither in the tables nor stored."""
+        for index, block in enumerate(chain):
+            held = [block_ids[index] for block_ids in tables.block_ids] if index < tables.num_committed else []
+            yield [None if each == NO_BLOCK else each for each in held] or [
+                0 if self._store.num_stored([group_key(block, group)]) else None
+                for group in range(len(self._groups.windows))
+            ]
 
     def _num_needed(self, tables: BlockTables, end: int, missing: list[range]) -> int:
         """The blocks of groups with windows for what is loaded, and for the chunk that is computed after it."""
