@@ -94,7 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             windows=self.groups.windows,
             propose=None if acceptance is None or batching[1] == "global" else PartlyRightProposals(1, acceptance),
             checkpoints=None if checkpoints is None else CheckpointPlan(checkpoints[0], checkpoints[1] * block_size),
-            num_swap_blocks=num_swap_blocks,
+            num_swap_blocks=num_swap_blocks if windows == FULL else 0,
         )
         self.plan_step = self.core.scheduler.schedule
         self.core.scheduler.schedule = self.schedule  # type: ignore[method-assign]

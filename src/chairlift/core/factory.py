@@ -46,7 +46,7 @@ class KVPool:
         windows, max_chunk: see `KVGroups`. Reservations have one group without a window, because they never release a
             slot before their request has finished.
         checkpoints: the checkpoints of a model with recurrent layers, which has one group; None for other models.
-        num_swap_blocks: the blocks of the swap space, which needs paged memory in one group, and no checkpoints.
+        num_swap_blocks: the blocks of the swap space, which needs paged memory in one group without a window.
     """
 
     num_blocks: int
@@ -62,6 +62,7 @@ class KVPool:
     def __post_init__(self) -> None:
         assert self.kv == "paged" or self.windows == FULL, "reservations have one group of layers"
         assert self.checkpoints is None or self.windows == FULL, "layers of models with checkpoints are one group"
+        assert not self.num_swap_blocks or self.windows == FULL, "blocks of layers with windows are not swapped"
 
     @property
     def name(self) -> str:
