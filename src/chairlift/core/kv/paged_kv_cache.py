@@ -120,7 +120,7 @@ class PagedKVCacheManager(KVCacheManager):
         added = [self.pool.allocate(count) for count in counts]
         for block_ids, new in zip(tables.block_ids, added, strict=True):
             block_ids += new
-        request.num_slots = min(map(len, tables.block_ids)) * self.block_size
+        self._count_slots(tables)
         return TableChange(added, released)
 
     def commit(self, request: Request) -> None:

@@ -12,7 +12,7 @@ from chairlift.core.kv.block_hashes import block_hash, group_key, root_hash
 from chairlift.core.kv.block_pool import BlockPool
 from chairlift.core.kv.block_tables import BlockTables
 from chairlift.core.kv.kv_groups import KVGroups
-from chairlift.core.kv.prefix_source import PrefixSource
+from chairlift.core.kv.prefix_source import PrefixSource, num_full_blocks
 from chairlift.request import Request
 
 
@@ -33,8 +33,7 @@ class PrefixCache(PrefixSource):
         return self._groups.longest_hit([self._pool.find(key) for key in column] for column in keys)
 
     def commit(self, tables: BlockTables) -> None:
-        request = tables.request
-        end = min(request.num_computed_tokens, len(request.token_ids)) // self._block_size  # without pending tokens
+        end = num_full_blocks(tables, self._block_size)
         if end > tables.num_committed:
             self.register(tables, end)
 
