@@ -78,19 +78,32 @@ static inline void dot_bytes(const StripeTask& task, const uint8_t* w, const int
   }
 }
 
-// Computes the sums of the multiples of 128 of the outliers of row m. w: the weights of the first stripe.
+// Computes the sums of the multiples of 128 of the outliers of row m. w: the weights of the first stripe. Entries have kChains
+// independent sums, because each product waits for the one before it.
 template <int kVectors>
 static inline void sum_outliers(const StripeTask& task, const ActivationBlock& block, const uint8_t* w, int m,
                                 I (&acc)[kVectors]) {
+  constexpr int kChains = 4;
   const StoredOutliers outliers(block.outlier_lists + m * outlier_list_ints(task.padded_inputs), task.padded_inputs);
-  for (int v = 0; v < kVectors; ++v) acc[v] = start_of_row(static_cast<const int32_t*>(block.sum)[m]);
-  for (int32_t i = 0; i < outliers.count; ++i) {
+  I sums[kChains][kVectors];
+#pragma GCC unroll 4
+  for (int c = 0; c < kChains; ++c)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) sums[c][v] = c ? izero() : start_of_row(static_cast<const int32_t*>(block.sum)[m]);
+  const auto add_entry = [&](int32_t i, int c) CHAIRLIFT_ALWAYS {
     const I quad = iset1(static_cast<int32_t>(outliers.values[i]));
-    const uint8_t* const at = w + outliers.entries[i] * (kStripe * 4);
+    const uint8_t* const at = w + static_cast<int64_t>(outliers.entries[i]) * (kStripe * 4);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v)
-      acc[v] = dot_weights(acc[v], weight_bytes(iload(vector_of<int32_t>(at, task.stripe_bytes, v))), quad);
-  }
+      sums[c][v] = dot_weights(sums[c][v], weight_bytes(iload(vector_of<int32_t>(at, task.stripe_bytes, v))), quad);
+  };
+  int32_t i = 0;
+  for (; i + kChains <= outliers.count; i += kChains)
+#pragma GCC unroll 4
+    for (int c = 0; c < kChains; ++c) add_entry(i + c, c);
+  for (; i < outliers.count; ++i) add_entry(i, 0);
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) acc[v] = iadd(iadd(sums[0][v], sums[1][v]), iadd(sums[2][v], sums[3][v]));
 }
 
 // The sum of all inputs, from the sum of outliers and the sum of the rest.
