@@ -25,11 +25,11 @@ OUTLIER_AFTER_IN_ROWS: Final[dict[NativePrologueKind, float]] = {
     "none": 5,
     "rms_norm": 3.5,
     "layer_norm": 3.5,
-    "silu_and_mul": 6,
-    "gelu_tanh_and_mul": 6,
-    "swigluoai_and_mul": 6,
-    "relu": 6,
-    "relu2": 6,
+    "silu_and_mul": 8,
+    "gelu_tanh_and_mul": 8,
+    "swigluoai_and_mul": 8,
+    "relu": 8,
+    "relu2": 8,
 }
 """The same in multiples of the mean magnitude of the row, where a row has one scale."""
 

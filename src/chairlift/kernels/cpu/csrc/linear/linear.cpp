@@ -219,7 +219,7 @@ float outlier_after(Prologue prologue, bool has_row_scale) {
     case Prologue::rms_norm:
     case Prologue::layer_norm: return has_row_scale ? 3.5f : 5;
     case Prologue::none: return has_row_scale ? 5 : 8;
-    default: return has_row_scale ? 6 : 12;
+    default: return has_row_scale ? 8 : 12;
   }
 }
 
