@@ -17,7 +17,7 @@
 namespace chairlift::CHAIRLIFT_ISA {
 
 static_assert(kLanes == kTileRows, "a vector is a line of sums");
-constexpr int kMinTiledRows = 4;  // fewer rows are multiplied by vectors, whose speed is that of memory
+constexpr int kMinTiledRows = 4;  // fewer rows of int8 are multiplied by vectors (docs/experiments.md)
 
 // The sums of a block.
 struct alignas(64) TileSums {
@@ -47,6 +47,26 @@ static inline void dot_tiles() {
   if constexpr (kIsBf16) Tiles::dot_bf16<kC, kA, kB>();
   else Tiles::dot_s8u8<kC, kA, kB>();
 }
+
+// Prefetches the outputs of a block while it is multiplied: a store to a line beyond the caches would hold up those that follow.
+struct OutputsAhead {
+  OutputsAhead(const StripeTask& task, int first, int num_rows, int64_t num_tiles)
+      : at(task.out + first * task.out_stride),
+        stride(task.out_stride),
+        left(num_rows),
+        step(static_cast<int>((num_rows + num_tiles - 1) / num_tiles)) {}
+
+  CHAIRLIFT_INLINE void prefetch_part() {
+    for (int i = 0; i < step && left > 0; ++i, --left, at += stride) {
+      __builtin_prefetch(at, 1);
+      __builtin_prefetch(at + kStripe, 1);
+    }
+  }
+
+  const float* at;
+  int64_t stride;
+  int left, step;
+};
 
 // Prefetches half a tile to the first-level cache.
 static CHAIRLIFT_INLINE void prefetch_half_tile(const uint8_t* p) {
@@ -89,9 +109,11 @@ static inline void sum_blocks(const StripeTask& task, const Finish& finish) {
     const int left = task.num_rows - b * kTiledBlockRows, num_rows = left < kTiledBlockRows ? left : kTiledBlockRows;
     const auto* const x = static_cast<const uint8_t*>(task.blocks[b].values);
     const auto add_tiles = [&](auto both_halves) {
+      OutputsAhead outputs(task, b * kTiledBlockRows, num_rows, num_tiles);
       zero_sums<both_halves, kBothStripes>();
       for (int64_t i = 0; i < num_tiles; ++i) {
         for (int groups = kIsBf16 ? 1 : 2; groups; --groups) ahead.prefetch_part();
+        outputs.prefetch_part();
         const uint8_t* const w = task.stripe + i * kTileBytes;
         add_tile<kIsBf16, both_halves, kBothStripes>(x + i * kBlockTileBytes, w, w + task.stripe_bytes);
       }
@@ -117,87 +139,6 @@ static void multiply_bf16_tiles(const StripeTask& task) {
   sum_blocks<true, kStripes == 2>(task, [&](const ActivationBlock&, const TileSums& sums, int first, int num_rows) {
     put_sums<kStripes>(task, sums, first, num_rows);
   });
-}
-
-// Denormal operands and results of vectors are zero while it exists, as those of products of tiles always are.
-class FlushedDenormals {
- public:
-  FlushedDenormals() : saved_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(saved_ | kFlushResults | kZeroOperands); }
-  ~FlushedDenormals() { __builtin_ia32_ldmxcsr(saved_); }
-  FlushedDenormals(const FlushedDenormals&) = delete;
-
- private:
-  static constexpr unsigned kFlushResults = 1u << 15, kZeroOperands = 1u << 6;
-  const unsigned saved_;
-};
-
-// Adds the products of one tile of inputs of kRows rows with the operations of Tiles::dot_bf16.
-template <int kRows, int kStripes>
-static CHAIRLIFT_INLINE void add_few_pairs(const StripeTask& task, const uint8_t* x, const uint8_t* w,
-                                           F (&sums)[kStripes][kRows]) {
-  F even[kStripes][kRows], odd[kStripes][kRows];
-#pragma GCC unroll 2
-  for (int s = 0; s < kStripes; ++s)
-#pragma GCC unroll 4
-    for (int m = 0; m < kRows; ++m) even[s][m] = odd[s][m] = zero();
-#pragma GCC unroll 16
-  for (int i = 0; i < kTileRowBytes; i += 4, w += kTileRowBytes) {
-    I weights[kStripes];
-#pragma GCC unroll 2
-    for (int s = 0; s < kStripes; ++s) weights[s] = iload(w + s * task.stripe_bytes);
-#pragma GCC unroll 4
-    for (int m = 0; m < kRows; ++m) {
-      const I pair = broadcast4(x + m * kTileRowBytes + i);
-#pragma GCC unroll 2
-      for (int s = 0; s < kStripes; ++s) {
-        even[s][m] = fma(even_bf16(pair), even_bf16(weights[s]), even[s][m]);
-        odd[s][m] = fma(odd_bf16(pair), odd_bf16(weights[s]), odd[s][m]);
-      }
-    }
-  }
-#pragma GCC unroll 2
-  for (int s = 0; s < kStripes; ++s)
-#pragma GCC unroll 4
-    for (int m = 0; m < kRows; ++m) sums[s][m] = add(sums[s][m], add(even[s][m], odd[s][m]));
-}
-
-// Not inlined, because compilers move float operations across the change of their mode.
-template <int kRows, int kStripes>
-__attribute__((noinline)) static void sum_few_bf16(const StripeTask& task, TileSums& to) {
-  const auto* x = static_cast<const uint8_t*>(task.blocks->values);
-  const uint8_t* w = task.stripe;
-  Ahead ahead(task);
-  F sums[kStripes][kRows];
-  for (int s = 0; s < kStripes; ++s)
-    for (int m = 0; m < kRows; ++m) sums[s][m] = zero();
-  for (int64_t k = 0; k < task.padded_inputs; k += kTileBf16Inputs, x += kBlockTileBytes, w += kTileBytes) {
-    ahead.prefetch_part();
-    add_few_pairs(task, x, w, sums);
-  }
-  for (int s = 0; s < kStripes; ++s)
-    for (int m = 0; m < kRows; ++m) store(reinterpret_cast<float*>(to.bytes[s][m]), sums[s][m]);
-}
-
-// The product of fewer than kMinTiledRows rows, with the bits of tiles.
-template <int kRows, int kStripes>
-static void multiply_few_bf16(const StripeTask& task) {
-  TileSums sums;
-  {
-    const FlushedDenormals flushed;
-    sum_few_bf16<kRows, kStripes>(task, sums);
-  }
-  put_sums<kStripes>(task, sums, 0, kRows);
-}
-
-template <int kStripes>
-static void multiply_bf16_rows(const StripeTask& task) {
-  static_assert(kMinTiledRows == 4);
-  switch (task.num_rows) {
-    case 1: return multiply_few_bf16<1, kStripes>(task);
-    case 2: return multiply_few_bf16<2, kStripes>(task);
-    case 3: return multiply_few_bf16<3, kStripes>(task);
-    default: return multiply_bf16_tiles<kStripes>(task);
-  }
 }
 
 // --- int8 -----------------------------------------------------------------------------------------------------------
@@ -314,7 +255,7 @@ static void multiply_tiled_int8(const StripeTask& task) {
 }
 
 static void multiply_tiled_bf16(const StripeTask& task) {
-  task.num_stripes == 1 ? multiply_bf16_rows<1>(task) : multiply_bf16_rows<kTiledStripes>(task);
+  task.num_stripes == 1 ? multiply_bf16_tiles<1>(task) : multiply_bf16_tiles<kTiledStripes>(task);
 }
 
 // Lets blocks of rows share the weights in the caches.
