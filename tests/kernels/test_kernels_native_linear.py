@@ -264,6 +264,14 @@ def test_few_rows_of_bfloat16_have_the_bits_of_many(isa: str) -> None:
         assert torch.equal(torch.cat(parts), whole)
 
 
+def test_inputs_in_parts_have_the_bits_of_all_inputs_at_once(isa: str) -> None:
+    """So many inputs of so many rows do not fit into a second-level cache of 2 MiB or less."""
+    torch.manual_seed(0)
+    x, matrix = torch.randn(130, 4192), pack("bf16", torch.randn(40, 4192))
+    whole = multiply(matrix, x, Prologue("none"))
+    assert torch.equal(multiply(matrix, x[:20].contiguous(), Prologue("none")), whole[:20])
+
+
 @loop_over("num_rows", [1, 3, 40, 65])
 def test_layers_of_one_call_have_the_bits_of_their_own(isa: str, num_rows: int) -> None:
     """Inputs and outputs are parts of rows, and all but the first input are of one matrix."""

@@ -135,6 +135,10 @@ struct Linear::Activations {
       }
   }
 
+  // The tiles of inputs that are multiplied at a time, if not all of them are.
+  int64_t tiles_at_once() const { return kernel.tiles_at_once(values_bytes, num_blocks); }
+  bool has_parts() const { return kernel.tiles_at_once && tiles_at_once() * kTileRowBytes < row_bytes; }
+
   bool is_tiled() const { return kernel.layout == ActivationLayout::byte_tiles; }
   // Whether outliers remain in the lists of the rows, except at chosen inputs.
   bool has_channels() const { return is_tiled() && has_row_scale; }
@@ -439,12 +443,21 @@ struct Linear::Tiling {
   // for fewer rows takes longer than to read rows with many inputs from beyond the second-level cache.
   static constexpr int64_t kSharingBlocks = 48, kThreadTiles = 4;
 
+  // The products of stripes of a tile, at most, where the inputs are multiplied in parts. Fewer if threads had few tiles.
+  static constexpr int64_t kPartProducts = 8;
+
   Tiling(const Linear& linear, const Activations& activations, bool is_gate)
       : is_gate(is_gate),
-        at_once(activations.kernel.tile_stripes),
+        at_once(activations.kernel.tile_stripes * products_at_once(linear, activations)),
         stripe_tiles(is_gate ? divide_up(linear.out_features() / 2, at_once * kStripe) : linear.num_stripe_tiles(at_once)),
         blocks_at_once(even_part(activations.num_blocks, most_blocks(activations))),
         num_tiles(stripe_tiles * divide_up(activations.num_blocks, blocks_at_once)) {}
+
+  static int64_t products_at_once(const Linear& linear, const Activations& activations) {
+    if (!activations.has_parts()) return 1;
+    const int64_t outputs_of_tile = kThreadTiles * Pool::get().num_threads() * activations.kernel.tile_stripes * kStripe;
+    return std::clamp<int64_t>(linear.out_features() / outputs_of_tile, 1, kPartProducts);
+  }
 
   int64_t most_blocks(const Activations& activations) const {
     const auto row_blocks = activations.kernel.row_blocks;
@@ -511,10 +524,45 @@ struct Linear::Product {
   bool add;
 };
 
+// Computes a tile of outputs with a part of the inputs at a time, which the blocks keep in the caches while all stripes are
+// multiplied. Each task of a stripe prefetches one of the next.
+void Linear::multiply_parts(const Product& product, const Activations& activations, int64_t first_block, int64_t last_block,
+                            uint8_t* sums) const {
+  const Stripes& stripes = product.stripes;
+  const PackedMatrix& matrix = *stripes.matrix;
+  const ProductKernel& kernel = activations.kernel;
+  const int64_t num_tiles = activations.row_bytes / kTileRowBytes, part = activations.tiles_at_once();
+  const int64_t count = stripes.end - stripes.first, step = count < kernel.tile_stripes ? 1 : kernel.tile_stripes;
+  const int64_t num_blocks = last_block - first_block, at_once = divide_up(num_blocks, step);
+  ActivationBlock blocks[kMaxBlocks];
+  for (int64_t i = 0; i < num_blocks; ++i) blocks[i] = activations.block(first_block + i);
+  for (int64_t tile = 0; tile < num_tiles; tile += part) {
+    const int64_t end = std::min(tile + part, num_tiles), part_bytes = (end - tile) * kTileBytes;
+    uint8_t* sums_at = sums;
+    for (int64_t stripe = stripes.first, column = 0; stripe < stripes.end; stripe += step, column += step * kStripe) {
+      const int64_t next = stripe + step < stripes.end ? stripe + step : stripes.first;
+      const int64_t next_tile = next == stripes.first ? end : tile, next_bytes = next_tile < num_tiles ? part_bytes : 0;
+      const float* const bias = bias_.empty() ? nullptr : bias_.data() + stripes.first_column + stripe * kStripe;
+      for (int64_t block = 0, s = 0; block < num_blocks; block += at_once, ++s) {
+        const int64_t blocks_left = std::min(at_once, num_blocks - block), row = block * kernel.block_rows;
+        kernel.multiply({matrix.stripe(stripe), step == 1 ? 0 : matrix.stripe_bytes(), static_cast<int>(step),
+                         matrix.stripe(next + s) + next_tile * kTileBytes, next_bytes,
+                         round_up(divide_up(part_bytes, blocks_left * (end - tile)), 64), matrix.padded_inputs(), blocks + block,
+                         static_cast<int>(blocks_left),
+                         static_cast<int>(std::min(blocks_left * kernel.block_rows, product.num_rows - row)), bias,
+                         product.out + row * product.out_stride + column, product.out_stride,
+                         static_cast<int>(std::min(step * kStripe, product.num_columns - column)), product.add, tile, end, sums_at});
+        sums_at += blocks_left * kernel.sum_bytes;
+      }
+    }
+  }
+}
+
 // Computes a tile of outputs, and prefetches the weights that its thread multiplies next, a share with each task. Reading
 // and computing overlap, so that a product takes the longer of the two times and not their sum.
 void Linear::multiply_stripes(const Product& product, const Activations& activations, int64_t first_block,
                               int64_t last_block, uint8_t* memory) const {
+  if (activations.has_parts()) return multiply_parts(product, activations, first_block, last_block, memory);
   const Stripes& stripes = product.stripes;
   const PrefetchRange& next = product.next;
   const PackedMatrix& matrix = *stripes.matrix;
@@ -640,10 +688,13 @@ void Linear::run(const Call& call, const Linear* next, int worker) const {
   size_t tile_bytes = 0;
   for (const auto& part : parts_)
     tile_bytes = std::max(tile_bytes, TileStripes::num_bytes(*part, kernel_of(*part, rows), tiling.blocks_at_once));
+  const int64_t products_at_once = divide_up(tiling.at_once, layout.kernel.tile_stripes);
+  if (layout.has_parts())
+    tile_bytes = static_cast<size_t>(tiling.blocks_at_once * products_at_once * layout.kernel.sum_bytes);
   const auto own_bytes = static_cast<size_t>(round_up(static_cast<int64_t>(layout.num_bytes()), 64));
   const size_t activation_bytes = is_shared || call.prepared ? 0 : own_bytes;
   const int64_t output_rows = tiling.blocks_at_once * layout.kernel.block_rows;
-  const size_t output_bytes = call.fed ? static_cast<size_t>(output_rows * layout.kernel.tile_stripes * kStripe * 8) : 0;
+  const size_t output_bytes = call.fed ? static_cast<size_t>(output_rows * tiling.at_once * kStripe * 8) : 0;
   const size_t scratch_bytes = prepare_bytes + activation_bytes + tile_bytes + output_bytes;
   Pool& pool = Pool::get();
   Ranges tiles(pool, tiling.num_tiles, worker == kAllThreads ? pool.num_threads() : 1);

@@ -97,21 +97,32 @@ static inline void add_tile(const uint8_t* x, const uint8_t* first, const uint8_
   prefetch_part(3);
 }
 
-// Computes the sums of all blocks, and calls finish(block, sums, first_row, num_rows) for each. Values behind the last
-// input are zero, so that the weights there may be anything.
+template <bool kBothHalves, bool kBothStripes>
+static inline void load_sums(const TileSums& sums) {
+  Tiles::load<0>(sums.bytes[0]);
+  if (kBothHalves) Tiles::load<1>(sums.bytes[0][kTileRows]);
+  if (kBothStripes) Tiles::load<2>(sums.bytes[1]);
+  if (kBothHalves && kBothStripes) Tiles::load<3>(sums.bytes[1][kTileRows]);
+}
+
+// Computes the sums of all blocks, and calls finish(block, sums, first_row, num_rows) for each of which the last inputs have
+// been added. Values behind the last input are zero, so that the weights there may be anything.
 template <bool kIsBf16, bool kBothStripes, typename Finish>
 static inline void sum_blocks(const StripeTask& task, const Finish& finish) {
   constexpr int64_t kInputs = kTileRowBytes / (kIsBf16 ? 2 : 1);
   const int64_t num_tiles = (task.padded_inputs + kInputs - 1) / kInputs;
-  TileSums sums;
+  const int64_t first_tile = task.first_tile, end_tile = task.sums ? task.end_tile : num_tiles;
+  TileSums own;
   Ahead ahead(task);
   for (int b = 0; b < task.num_blocks; ++b) {
     const int left = task.num_rows - b * kTiledBlockRows, num_rows = left < kTiledBlockRows ? left : kTiledBlockRows;
     const auto* const x = static_cast<const uint8_t*>(task.blocks[b].values);
+    TileSums& sums = task.sums ? reinterpret_cast<TileSums*>(task.sums)[b] : own;
     const auto add_tiles = [&](auto both_halves) {
-      OutputsAhead outputs(task, b * kTiledBlockRows, num_rows, num_tiles);
-      zero_sums<both_halves, kBothStripes>();
-      for (int64_t i = 0; i < num_tiles; ++i) {
+      OutputsAhead outputs(task, b * kTiledBlockRows, num_rows, end_tile - first_tile);
+      if (first_tile == 0) zero_sums<both_halves, kBothStripes>();
+      else load_sums<both_halves, kBothStripes>(sums);
+      for (int64_t i = first_tile; i < end_tile; ++i) {
         for (int groups = kIsBf16 ? 1 : 2; groups; --groups) ahead.prefetch_part();
         outputs.prefetch_part();
         const uint8_t* const w = task.stripe + i * kTileBytes;
@@ -121,7 +132,7 @@ static inline void sum_blocks(const StripeTask& task, const Finish& finish) {
     };
     if (num_rows > kTileRows) add_tiles(std::true_type{});
     else add_tiles(std::false_type{});
-    finish(task.blocks[b], sums, b * kTiledBlockRows, num_rows);
+    if (end_tile == num_tiles) finish(task.blocks[b], sums, b * kTiledBlockRows, num_rows);
   }
 }
 
@@ -267,6 +278,10 @@ static void share_tiles(ProductKernel& kernel) {
 static ProductKernel tiled_kernel(ActivationLayout layout, void (*multiply)(const StripeTask&)) {
   ProductKernel kernel = {kTiledBlockRows, kTiledStripes, layout, multiply};
   share_tiles(kernel);
+  kernel.tiles_at_once = [](int64_t block_bytes, int64_t num_blocks) {
+    return tiles_at_once(block_bytes, num_blocks, second_level_cache());
+  };
+  kernel.sum_bytes = sizeof(TileSums);
   kernel.begin = [] { Tiles::configure(); };
   kernel.end = Tiles::release;
   if (layout == ActivationLayout::bf16_tiles) kernel.convert = round_bf16;

@@ -95,6 +95,9 @@ struct StripeTask {
   int64_t out_stride;
   int num_columns;
   bool add;  // out += instead of out =
+  // If the inputs are multiplied in parts: the tiles of inputs of this part, and the sums of the blocks before and after it.
+  int64_t first_tile = 0, end_tile = 0;
+  uint8_t* sums = nullptr;
 };
 
 enum class Prologue { none, rms_norm, layer_norm, silu_and_mul, gelu_tanh_and_mul, swigluoai_and_mul, relu, relu2 };
@@ -179,6 +182,9 @@ struct ProductKernel {
   int min_rows = kMinManyRows;
   // The number of blocks of a tile, by the bytes of the values of a block. Null: see Linear::Tiling.
   int64_t (*row_blocks)(int64_t block_bytes) = nullptr;
+  // The tiles of inputs that are multiplied at a time, by the same bytes, and the bytes of the sums of a block. Null: all of them.
+  int64_t (*tiles_at_once)(int64_t block_bytes, int64_t num_blocks) = nullptr;
+  int64_t sum_bytes = 0;
   // Called by each thread before the first task and after the last one of a job, or null.
   void (*begin)() = nullptr;
   void (*end)() = nullptr;

@@ -404,7 +404,15 @@ void check_tile_blocks() {
   CHECK(blocks(512) == 8);
   CHECK(blocks(2048) == 8);
   CHECK(blocks(8192) == 4);
-  CHECK(blocks(16384) == 8);
+  CHECK(blocks(16384) == 4);
+  const auto parts = [](int64_t row_bytes, int64_t num_blocks) {
+    const int64_t tiles = row_bytes / kTileRowBytes;
+    return divide_up(tiles, tiles_at_once(kTiledBlockRows * row_bytes, num_blocks, 2 << 20));
+  };
+  CHECK(parts(8192, 16) == 1);
+  CHECK(parts(16384, 16) == 2);
+  CHECK(parts(16384, 2) == 1);
+  CHECK(parts(28672, 16) == 4);
 }
 
 // Rows whose inputs 8, 9 and 11 are outliers, and one of the others in each row.
