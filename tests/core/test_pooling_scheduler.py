@@ -9,6 +9,7 @@ from chairlift.clock import VirtualClock
 from chairlift.config import SchedulerConfig
 from chairlift.core.engine_core import EngineCore
 from chairlift.core.kv.no_kv_memory import NoKVMemory
+from chairlift.core.measuring.scheduler_meter import SchedulerMeter
 from chairlift.core.pooling import PoolingScheduler
 from chairlift.events import EventList, RequestFinished, Step
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
@@ -55,7 +56,7 @@ def test_every_text_gets_its_own_vector_once(actions: list[int | str | tuple[str
         enable_chunked_prefill=False,
     )
     events = EventList()
-    scheduler = PoolingScheduler(config, NoKVMemory(), events)
+    scheduler = PoolingScheduler(config, NoKVMemory(), SchedulerMeter(NoKVMemory(), events))
     core = EngineCore(scheduler, PoolingExecutor(), VirtualClock())
     requests: dict[str, Request] = {}
     aborted: set[str] = set()

@@ -15,6 +15,8 @@ from chairlift.core.factory import KVPool, make_kv_cache_manager
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.core.kv.prefix_cache import PrefixCache
 from chairlift.core.kv.state_checkpoints import CheckpointPlan
+from chairlift.core.measuring.scheduler_meter import SchedulerMeter
+from chairlift.core.measuring.scheduler_observer import SchedulerObserver
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "chairlift"
@@ -61,6 +63,12 @@ def test_the_kv_memory_that_is_read_is_what_runs(fields: dict[str, Any], enable_
 
 def source_of(part: type) -> str:
     return Path(inspect.getfile(part)).relative_to(SOURCE).as_posix()
+
+
+def test_the_observer_of_the_scheduler_has_at_most_ten_hooks() -> None:
+    hooks = {name for name in vars(SchedulerObserver) if not name.startswith("_")}
+    assert len(hooks) <= 10
+    assert {name for name in vars(SchedulerMeter) if not name.startswith("_")} == hooks
 
 
 def test_only_batches_write_the_progress_of_a_request() -> None:

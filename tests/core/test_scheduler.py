@@ -4,6 +4,7 @@ import pytest
 
 from chairlift.config import SchedulerConfig
 from chairlift.core.engine_core import EngineCore
+from chairlift.core.factory import make_scheduler
 from chairlift.core.queues.request_queue import RequestQueue
 from chairlift.core.scheduler import Scheduler
 from chairlift.errors import ConfigError, RequestError
@@ -266,7 +267,7 @@ def test_the_budget_must_hold_a_full_batch() -> None:
 
 def test_without_an_event_sink_no_event_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     core, manager, _, _ = make_engine()
-    silent = Scheduler(SchedulerConfig(64, 8, 32), manager)
+    silent = make_scheduler(SchedulerConfig(64, 8, 32), manager)
     events = ("scheduler_meter.RequestArrived", "scheduler_meter.RequestFinished", "wait_log.RequestWaiting")
     for name in (*events, "scheduler_meter.Step"):
         monkeypatch.setattr(f"chairlift.core.measuring.{name}", None)
@@ -274,6 +275,15 @@ def test_without_an_event_sink_no_event_is_built(monkeypatch: pytest.MonkeyPatch
     for index in range(12):
         quiet.add(make_request(str(index), [1, 2, 3], max_tokens=3))
     assert len(run_to_end(quiet)) == 12
+
+
+def test_tokens_do_not_depend_on_an_observer() -> None:
+    core, manager, _, _ = make_engine(num_blocks=8, block_size=2)
+    unobserved = EngineCore(Scheduler(SchedulerConfig(64, 8, 32), manager), core._executor, core._clock)
+    for index in range(12):
+        unobserved.add(make_request(str(index), [1, 2, index], max_tokens=9))
+    assert run_to_end(unobserved) == {str(index): expected_tokens([1, 2, index], 9) for index in range(12)}
+    assert manager.is_empty
 
 
 def test_requests_are_discarded_from_any_place_of_the_queue() -> None:

@@ -183,7 +183,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         parked = set(self.with_status(RequestStatus.PARKED))
         output = self.plan_step(now)
         if output is not None:
-            blocked = scheduler._meter.blocked
+            blocked = scheduler._observer.blocked
             for name in parked:
                 self.waited[name]["sibling_prefill"] += 1
             for name in set(self.with_status(RequestStatus.WAITING)) - parked:
@@ -267,7 +267,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         counted = sum(e.num_preemptions for e in events if isinstance(e, RequestFinished))
         # A preemption is reported with the next planned step; after aborts there may be none.
         assert all(set(e.swapped) <= set(e.preempted) for e in log)
-        assert sum(len(e.preempted) for e in log) + len(self.core.scheduler._meter.preempted) == counted
+        assert sum(len(e.preempted) for e in log) + len(self.core.scheduler._observer.preempted) == counted
         assert [e.step for e in log] == list(range(len(log)))
         num_slots = self.manager.num_blocks * self.manager.block_size
         assert all(e.token_states + e.reserved + e.internal + e.external + e.free == num_slots for e in log)

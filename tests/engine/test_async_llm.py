@@ -222,7 +222,7 @@ def test_a_failing_listener_ends_every_stream(make_llm: Make) -> None:
 
     async def run() -> None:
         llm = make_llm()
-        llm.engine.core.scheduler._meter._events = Failing()
+        llm.engine.core.scheduler._observer._events = Failing()
         jobs = [asyncio.create_task(answer(llm, [n], forced(n))) for n in range(3, 6)]
         results = await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), AMPLE_SECONDS)
         assert all(isinstance(result, EngineDeadError) for result in results)

@@ -15,9 +15,10 @@ from chairlift.core.beam_group import BeamGroup, BeamMove, replace_tokens
 from chairlift.core.chunk_allowance import ChunkAllowance
 from chairlift.core.continuous_batching import ContinuousBatching, NextStep
 from chairlift.core.kv.block_tables import held_blocks
-from chairlift.core.kv.kv_cache_manager import KVCacheManager
+from chairlift.core.kv.kv_cache_manager import KVCacheManager, TableChange
 from chairlift.core.kv.kv_groups import FULL
-from chairlift.core.measuring.scheduler_meter import SchedulerMeter
+from chairlift.core.measuring.scheduler_observer import SchedulerObserver
+from chairlift.core.request_outputs import first_output, last_output
 from chairlift.core.scheduler import Scheduler
 from chairlift.errors import RequestError
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
@@ -33,8 +34,8 @@ class BeamBatching(ContinuousBatching):
         failed: outputs of beams that ended with an error of another one.
     """
 
-    def __init__(self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, meter: SchedulerMeter) -> None:
-        super().__init__(config, kv_cache_manager, meter)
+    def __init__(self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, observer: SchedulerObserver) -> None:
+        super().__init__(config, kv_cache_manager, observer)
         self.groups: dict[str, BeamGroup] = {}
         self.computed: list[BeamGroup] = []
         self.failed: list[EngineCoreOutput] = []
@@ -150,26 +151,26 @@ class BeamBatching(ContinuousBatching):
     def _release_outside(self, group: BeamGroup, plan: NextStep) -> None:
         """Release the blocks that left their windows, first those that several beams share."""
         for member in group.members:
-            if member.status is RequestStatus.RUNNING and (released := self._kv.release_outside(member)):
-                self._meter.record_released(member, released, plan.time)
+            if member.status is RequestStatus.RUNNING:
+                self._observer.record_table_change(member, self._kv.release_outside(member), plan.time)
 
-    def preempt_last(self, plan: NextStep) -> Request:
+    def preempt_last(self, plan: NextStep, displacing: Request | None = None) -> Request:
         """Preempt the running request with the largest key, and all beams of its group; returns their leader."""
         group = self.group_of(self.running[-1])
         if group is None:
-            return super().preempt_last(plan)
+            return super().preempt_last(plan, displacing)
         group.forget_continuations()
         while (member := self.running[-1]) is not group.leader:
             assert self.group_of(member) is group, "the beams of a group follow their leader"
-            super().preempt_last(plan)
+            super().preempt_last(plan, displacing)
             self.waiting.discard(member)
         for member in group.members:
             self._moves.pop(member.request_id, None)
-        return super().preempt_last(plan)
+        return super().preempt_last(plan, displacing)
 
-    def remove(self, request: Request, now: float) -> None:
+    def remove(self, request: Request) -> None:
         self._moves.pop(request.request_id, None)
-        super().remove(request, now)
+        super().remove(request)
 
     def move_beams(self, moves: list[BeamMove], now: float) -> None:
         """Let the beams of a group continue the sequences that were chosen."""
@@ -180,7 +181,8 @@ class BeamBatching(ContinuousBatching):
                 if request is not parent:
                     before = held_blocks(self._kv.block_tables(request))
                     self._kv.fork(request, parent)
-                    self._meter.record_fork(request, before, now)
+                    change = TableChange(self._kv.block_tables(request), before, is_fork=True)
+                    self._observer.record_table_change(request, change, now)
         for request, _parent, token in moves:
             token_ids = forked.get(request.request_id, request.token_ids)
             token_ids.append(token)
@@ -284,9 +286,9 @@ class BeamScheduler(Scheduler):
             output = EngineCoreOutput(
                 member.request_id, answer.token_ids, logprobs=logprobs, num_preemptions=member.num_preemptions
             )
-            outputs[member.request_id] = self._meter.first_output(member, output, now)
+            outputs[member.request_id] = first_output(member, output, now)
         self._finish_group(group, None, now)
-        return [self._meter.last_output(member, outputs[member.request_id], now) for member in group.members]
+        return [last_output(member, outputs[member.request_id], now) for member in group.members]
 
     def _finish_group(self, group: BeamGroup, reason: FinishReason | None, now: float) -> None:
         """Finish all beams, the leader last. For None each one gets the reason that its sequence shows."""
@@ -314,6 +316,5 @@ class BeamScheduler(Scheduler):
             super()._release_siblings(leader, now)
             return
         for sibling in self._siblings.release(leader):
-            self._meter.record_unparked(sibling, now)
             sibling.status = RequestStatus.WAITING
-            self._meter.record_enqueued(sibling)
+            self._observer.record_queued(sibling, now)

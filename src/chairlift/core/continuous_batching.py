@@ -19,7 +19,7 @@ from chairlift.config import SchedulerConfig
 from chairlift.core.backfilling import Backfilling
 from chairlift.core.chunk_allowance import ChunkAllowance
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
-from chairlift.core.measuring.scheduler_meter import SchedulerMeter
+from chairlift.core.measuring.scheduler_observer import SchedulerObserver
 from chairlift.core.queues.queue_selection import make_queue
 from chairlift.outputs import SchedulerOutput
 from chairlift.request import Request, RequestStatus, WaitReason
@@ -54,10 +54,10 @@ class RunningBatch(ABC):
         waiting: the queue, which also has the scheduling policy.
     """
 
-    def __init__(self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, meter: SchedulerMeter) -> None:
+    def __init__(self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, observer: SchedulerObserver) -> None:
         self._config = config
         self._kv = kv_cache_manager
-        self._meter = meter
+        self._observer = observer
         self.waiting = make_queue(config, kv_cache_manager)
         self.running: list[Request] = []
         self._has_finished, self._num_joining = False, 0
@@ -79,7 +79,8 @@ class RunningBatch(ABC):
         """Remove finished requests, and sort the others in the order of the scheduling policy."""
         self.drop_finished()
         self.waiting.begin_step(now)
-        self._meter.begin_step(self._kv.begin_step(), now)
+        for request, change in self._kv.begin_step():
+            self._observer.record_table_change(request, change, now)
         if not self.waiting.has_constant_keys:
             self.running.sort(key=self.waiting.key)
 
@@ -98,9 +99,9 @@ class RunningBatch(ABC):
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def enqueue(self, request: Request) -> None:
+    def enqueue(self, request: Request, now: float) -> None:
         request.status = RequestStatus.WAITING
-        self._meter.record_enqueued(request)
+        self._observer.record_queued(request, now)
         self.waiting.push(request)
 
     def allocate_head(self, request: Request) -> bool:
@@ -115,7 +116,7 @@ class RunningBatch(ABC):
     def admit(self, request: Request, plan: NextStep) -> None:
         """Add a request, whose memory is allocated, to the batch."""
         request.status = RequestStatus.RUNNING
-        self._meter.record_admission(request, plan.time)
+        self._observer.record_admission(request, plan.time)
         if self.waiting.has_constant_keys:
             insort(self.running, request, key=self.waiting.key)
         else:
@@ -129,7 +130,7 @@ class RunningBatch(ABC):
         change = self._kv.grow(request, num_slots)
         if change is None:
             return False
-        self._meter.record_growth(request, change, plan.time)
+        self._observer.record_table_change(request, change, plan.time)
         plan.output.new_block_ids[request.request_id] = change.added
         return True
 
@@ -152,32 +153,31 @@ class RunningBatch(ABC):
     def accept_drafts(self, request: Request, count: int, plan: NextStep) -> None:
         """Record that `count` draft tokens of the step were accepted, so their K and V belong to output tokens."""
         request.num_computed_tokens += count
-        self._meter.record_accepted_drafts(request, count, plan.time)
+        self._observer.record_accepted_drafts(request, count, plan.time)
         self.waiting.record_accepted_drafts(request, count)
 
-    def preempt_last(self, plan: NextStep) -> Request:
-        """Preempt the running request with the largest key, because memory is short or another request takes its seat.
+    def preempt_last(self, plan: NextStep, displacing: Request | None = None) -> Request:
+        """Preempt the running request with the largest key: memory is short, or a waiting request displaces it.
 
         It keeps its tokens and returns to the queue. When it is admitted again, it recomputes those whose K and V are
         neither in the swap space nor cached. A token of an earlier step still arrives, and is appended.
         """
         victim = self.running.pop()
         is_swapped = self._kv.swap_out(victim)
-        self._meter.record_preemption(victim, is_swapped)
-        self._free_memory(victim, plan.time)  # before the next line, because it commits the computed blocks
+        self._observer.record_preemption(victim, is_swapped, displacing, plan.time)
+        self._free_memory(victim)  # before the next line, because it commits the computed blocks
         if not is_swapped:
             victim.num_computed_tokens = 0
         victim.num_preemptions += 1
-        self.enqueue(victim)
+        self.enqueue(victim, plan.time)
         return victim
 
-    def remove(self, request: Request, now: float) -> None:
+    def remove(self, request: Request) -> None:
         """Free the memory of a running request that has finished."""
-        self._free_memory(request, now)
+        self._free_memory(request)
         self._has_finished = True
 
-    def _free_memory(self, request: Request, now: float) -> None:
-        self._meter.record_freeing(request, now)
+    def _free_memory(self, request: Request) -> None:
         self._kv.free(request)
         self._removed.append(request.request_id)
 
@@ -191,8 +191,7 @@ class ContinuousBatching(RunningBatch):
 
     def fill(self, plan: NextStep) -> None:
         if (head := self.waiting.displacing_head(self.running, self._kv, self._config.max_num_seqs)) is not None:
-            self.preempt_last(plan)
-            self._meter.record_displacement(head)
+            self.preempt_last(plan, displacing=head)
         chunks = ChunkAllowance(self._config.step_time, self.running, self._config.scheduling_policy == "edf")
         budget, has_preempted = self._schedule_running(plan, chunks)
         self._schedule_waiting(plan, budget, chunks, may_admit=not has_preempted)
@@ -247,7 +246,7 @@ class ContinuousBatching(RunningBatch):
             reason = self._try_to_allocate(request, budget) if may_admit else WaitReason.PREEMPTION
             if reason is not None:
                 if backfilling.block(request, reason):
-                    self._meter.record_blocked(request, reason, plan.time, len(self.running))
+                    self._observer.record_blocked(request, reason, plan.time)
                 continue
             self.admit(self.waiting.take(request), plan)
             start = request.num_computed_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chairlift.config import SchedulerConfig
+from chairlift.config import FAIR_POLICIES, SchedulerConfig
 from chairlift.core.baselines.arena import ARENAS
 from chairlift.core.baselines.reservations import RESERVATIONS, ReservationKVCacheManager
 from chairlift.core.baselines.static_batching import StaticScheduler
@@ -21,6 +21,7 @@ from chairlift.core.kv.prefix_source import PrefixSource
 from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.core.kv.stored_prefixes import BlockStore, StoredPrefixes
 from chairlift.core.kv.uncached_prefixes import LeaderPrefixes, NoPrefixes
+from chairlift.core.measuring.scheduler_meter import SchedulerMeter
 from chairlift.core.pooling import PoolingScheduler
 from chairlift.core.scheduler import Scheduler
 from chairlift.errors import ConfigError
@@ -31,11 +32,12 @@ def make_scheduler(
     config: SchedulerConfig, kv_cache_manager: KVCacheManager, events: EventSink | None = None
 ) -> Scheduler:
     """Create a scheduler for what the model computes, with the batching policy that `config.batching` names."""
+    meter = SchedulerMeter(kv_cache_manager, events, is_fair=config.scheduling_policy in FAIR_POLICIES)
     if config.is_pooling:
-        return PoolingScheduler(config, kv_cache_manager, events)
+        return PoolingScheduler(config, kv_cache_manager, meter)
     if config.batching == "static":
-        return StaticScheduler(config, kv_cache_manager, events)
-    return BeamScheduler(config, kv_cache_manager, events)
+        return StaticScheduler(config, kv_cache_manager, meter)
+    return BeamScheduler(config, kv_cache_manager, meter)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from chairlift.core.continuous_batching import NextStep
+from chairlift.core.request_outputs import last_output
 from chairlift.core.scheduler import Scheduler
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput
 from chairlift.request import FinishReason, Request
@@ -15,4 +16,6 @@ class PoolingScheduler(Scheduler):
         """Finish a request. The place of its next token is given up."""
         request.drop_pending()
         self._finish(request, FinishReason.STOP, now)
-        return self._meter.pooled_output(request, result.pooled[request.request_id], now)
+        request_id, num_cached = request.request_id, request.meter.num_cached_tokens
+        output = EngineCoreOutput(request_id, [], num_cached_tokens=num_cached, pooled=result.pooled[request_id])
+        return last_output(request, output, now)

@@ -13,18 +13,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from chairlift.config import FAIR_POLICIES, SchedulerConfig
+from chairlift.config import SchedulerConfig
 from chairlift.core.continuous_batching import ContinuousBatching, NextStep, RunningBatch
 from chairlift.core.deadlines import Deadlines, timeout_output
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.core.length_predictors import make_length_predictor
-from chairlift.core.measuring.scheduler_meter import SchedulerMeter
+from chairlift.core.measuring.request_meter import RequestMeter
+from chairlift.core.measuring.scheduler_observer import SchedulerObserver
 from chairlift.core.parked_siblings import ParkedSiblings
 from chairlift.core.queues.request_queue import RequestQueue
 from chairlift.core.request_checks import check_length
+from chairlift.core.request_outputs import first_output, last_output
 from chairlift.core.speculation.draft_selection import DraftSelection
 from chairlift.errors import RequestError
-from chairlift.events import EventSink
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput, attach_prompt_logprobs
 from chairlift.request import FinishReason, Request, RequestStatus
 
@@ -33,26 +34,26 @@ class Scheduler:
     """Plans steps over the unfinished requests.
 
     This class generates tokens with continuous batching; `selection.make_scheduler` chooses it or one of its
-    subclasses. What it calls `meter` only observes, and has no influence on a decision.
+    subclasses.
 
     Args:
-        events: receives what happens; without it no event is built.
+        observer: receives what happens; without it, outputs have no costs.
 
     Attributes:
         batching: the value of `SchedulerConfig.batching` that this class implements with `make_batch`.
     """
 
     batching = "continuous"
-    make_batch: Callable[[SchedulerConfig, KVCacheManager, SchedulerMeter], RunningBatch] = ContinuousBatching
+    make_batch: Callable[[SchedulerConfig, KVCacheManager, SchedulerObserver], RunningBatch] = ContinuousBatching
 
     def __init__(
-        self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, events: EventSink | None = None
+        self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, observer: SchedulerObserver | None = None
     ) -> None:
         assert self.batching == config.batching, "the class implements the policy that the configuration names"
         self._config = config
         self._kv = kv_cache_manager
-        self._meter = SchedulerMeter(kv_cache_manager, events, is_fair=config.scheduling_policy in FAIR_POLICIES)
-        self._batch = type(self).make_batch(config, kv_cache_manager, self._meter)
+        self._observer = SchedulerObserver() if observer is None else observer
+        self._batch = type(self).make_batch(config, kv_cache_manager, self._observer)
         self._lengths = make_length_predictor(config.length_predictor)
         self._requests: dict[str, Request] = {}
         self._siblings = ParkedSiblings()
@@ -100,19 +101,19 @@ class Scheduler:
             self._check(request)
             request.predicted_len = self._lengths.predict(request)
         except RequestError as error:
-            self._meter.record_rejection(request, error)
+            self._observer.record_rejection(request, error)
             raise
         request.arrival_index = self._num_arrived
         self._num_arrived += 1
         self._requests[request.request_id] = request
         self._deadlines.add(request)
-        self._meter.record_arrival(request)
+        request.meter = RequestMeter()
         leader = self._requests.get(request.leader_id) if request.leader_id is not None else None
         if leader is not None and not leader.is_prompt_computed:
             self._siblings.park(request, leader.request_id)
-            self._meter.record_parked(request, self.num_running)
+            self._observer.record_queued(request, request.arrival_time)
         else:
-            self._batch.enqueue(request)
+            self._batch.enqueue(request, request.arrival_time)
 
     def _check(self, request: Request) -> None:
         """Raise RequestError if the request cannot be served."""
@@ -140,7 +141,7 @@ class Scheduler:
         if not plan.output.num_scheduled_tokens:
             return None
         self._batch.end_step(plan)
-        self._meter.record_step(plan.output, plan.requests, self._batch.running, len(self._requests), now)
+        self._observer.record_step(plan.output, plan.requests, now)
         if self._drafts is not None:
             self._drafts.extend(plan.output, plan.sampling)
             self._kv.prefixes.plan_draft_checkpoints(plan.output, plan.sampling)
@@ -170,7 +171,7 @@ class Scheduler:
             outputs = attach_prompt_logprobs(outputs, {k: v for k, v in result.prompt_logprobs.items() if k in known})
         outputs = self._release_outputs(outputs, finished, now)
         self._batch.drop_finished()
-        self._meter.record_result(result, finished, now)
+        self._observer.record_result(result, finished, now)
         return outputs
 
     def _take_result(self, request: Request, result: ModelRunnerOutput, plan: NextStep, now: float) -> EngineCoreOutput:
@@ -186,14 +187,14 @@ class Scheduler:
         output = EngineCoreOutput(request_id, tokens, None, None, logprobs, None, 0, request.num_preemptions)
         num_tokens = len(request.token_ids)
         if num_tokens - len(tokens) == request.num_prompt_tokens:
-            output = self._meter.first_output(request, output, now)
+            output = first_output(request, output, now)
         if tokens[-1] in request.stop_token_ids:
             self._finish(request, FinishReason.STOP, now)
         elif num_tokens == request.end_total_tokens:
             self._finish(request, FinishReason.LENGTH, now)
         else:
             return output
-        return self._meter.last_output(request, output, now)
+        return last_output(request, output, now)
 
     def _fail(self, request: Request, error: str, now: float) -> EngineCoreOutput:
         """Finish a request whose next token cannot be sampled. Its K and V are valid, and stay in the prefix cache."""
@@ -236,9 +237,10 @@ class Scheduler:
 
     def _remove(self, request: Request, now: float) -> None:
         """Free all that a finished request has, in any state."""
+        self._observer.record_finish(request, now)
         status, request.status = request.status, RequestStatus.FINISHED
         if status is RequestStatus.RUNNING:
-            self._batch.remove(request, now)
+            self._batch.remove(request)
         elif status is RequestStatus.WAITING:
             self._batch.waiting.discard(request)
         else:
@@ -249,11 +251,9 @@ class Scheduler:
         if self._drafts is not None:
             self._drafts.forget(request.request_id)
         del self._requests[request.request_id]
-        self._meter.record_finish(request, status is RequestStatus.RUNNING, now)
         self._release_siblings(request, now)
 
     def _release_siblings(self, leader: Request, now: float) -> None:
         """Queue the siblings that waited for the prompt of this request, or the next leader if it was not computed."""
         for sibling in self._siblings.release(leader):
-            self._meter.record_unparked(sibling, now)
-            self._batch.enqueue(sibling)
+            self._batch.enqueue(sibling, now)

@@ -61,7 +61,7 @@ def test_a_displaced_request_continues_with_its_tokens() -> None:
     for _ in range(6):
         core.step()
     core.add(make_request("short", [6], max_tokens=2))
-    core.scheduler._meter.preempted.append("earlier")  # by an attempt that scheduled nothing
+    core.scheduler._observer.preempted.append("earlier")  # by an attempt that scheduled nothing
     answers = run_to_end(core)
     ended = [event for event in events.events if isinstance(event, RequestFinished)]
     assert [(event.request_id, event.num_preemptions) for event in ended] == [("short", 0), ("long", 1)]

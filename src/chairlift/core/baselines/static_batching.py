@@ -8,7 +8,8 @@ from chairlift.config import SchedulerConfig
 from chairlift.core.continuous_batching import NextStep, RunningBatch
 from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand
 from chairlift.core.length_predictors import forced_output_len
-from chairlift.core.measuring.scheduler_meter import SchedulerMeter
+from chairlift.core.measuring.scheduler_observer import SchedulerObserver
+from chairlift.core.request_outputs import last_output
 from chairlift.core.scheduler import Scheduler
 from chairlift.outputs import EngineCoreOutput, join_outputs
 from chairlift.request import FinishReason, Request, RequestStatus, WaitReason
@@ -34,8 +35,8 @@ class StaticBatching(RunningBatch):
         buffered: the outputs of each request in the order of their steps, until the batch is complete.
     """
 
-    def __init__(self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, meter: SchedulerMeter) -> None:
-        super().__init__(config, kv_cache_manager, meter)
+    def __init__(self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, observer: SchedulerObserver) -> None:
+        super().__init__(config, kv_cache_manager, observer)
         self._runs_to_global = config.static_run_to == "global"
         self._longest_output = 0
         self._num_output_columns = 0
@@ -60,7 +61,7 @@ class StaticBatching(RunningBatch):
             first, reason, demand = self._blocked_head or (None, WaitReason.BATCH, None)
             if first is not head:
                 reason, demand = WaitReason.BATCH, None
-            self._meter.record_blocked(head, reason, plan.time, len(self.running), demand)
+            self._observer.record_blocked(head, reason, plan.time, demand)
         if self.running:
             self._schedule_columns(plan)
 
@@ -102,7 +103,6 @@ class StaticBatching(RunningBatch):
     def _schedule_row(self, member: Request, count: int, padding: int, plan: NextStep) -> None:
         if padding:
             plan.output.num_padding_tokens[member.request_id] = padding
-            self._meter.record_padding(member, padding)
         start = member.num_computed_tokens
         if not count:
             plan.output.num_scheduled_tokens[member.request_id] = 0
@@ -148,7 +148,7 @@ class StaticScheduler(Scheduler):
     def _finish(self, request: Request, reason: FinishReason, now: float) -> None:
         if request.status is RequestStatus.RUNNING:
             request.finish_reason = reason
-            self._meter.record_retained(request, now)
+            request.meter.done_time = now
         else:
             super()._finish(request, reason, now)
 
@@ -172,10 +172,10 @@ class StaticScheduler(Scheduler):
         for member in self._batch.running:
             output = join_outputs(member.request_id, self._batch.buffered.pop(member.request_id, ()))
             has_output = member.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-            self._meter.record_returned(member, now if has_output else None)
+            member.meter.first_token_time = now if has_output else None
             self._remove(member, now)
             if has_output:
-                outputs.append(self._meter.last_output(member, output, now))
+                outputs.append(last_output(member, output, now))
         self._batch.drop_finished()
         return outputs
 

@@ -54,15 +54,17 @@ class MemoryCounts(NamedTuple):
 
 
 class TableChange(NamedTuple):
-    """The change of a request's block tables by `grow`.
+    """A change of a request's block tables.
 
     Attributes:
         added: the appended blocks, for each group of layers; without windows there is one group.
         released: blocks of all groups that left the window of their layers.
+        is_fork: the tables are those of another request: `added` and `released` are all blocks after and before it.
     """
 
     added: list[list[int]]
     released: list[int]
+    is_fork: bool = False
 
 
 class KVCacheManager(Protocol):
@@ -128,13 +130,13 @@ class KVCacheManager(Protocol):
         """Allow other requests to share the full blocks of a chunk."""
         return
 
-    def begin_step(self) -> list[tuple[Request, list[int]]]:
-        """Release the blocks that left the window of their layers by the last step, and return them by request."""
+    def begin_step(self) -> list[tuple[Request, TableChange]]:
+        """Release the blocks that left the window of their layers by the last step."""
         return []
 
-    def release_outside(self, request: Request) -> list[int]:
-        """Release the blocks that left the windows of a running request, and return them."""
-        return []
+    def release_outside(self, request: Request) -> TableChange:
+        """Release the blocks that left the windows of a running request."""
+        return TableChange([], [])
 
     def plan_step(self, output: SchedulerOutput, requests: Sequence[Request]) -> None:
         """Add the checkpoints that the scheduled requests write in this step, and the blocks that are copied before it,

@@ -137,10 +137,10 @@ class PagedKVCacheManager(KVCacheManager):
         self.copies.fork(tables, self._tables[parent.request_id])
         self._count_slots(tables)
 
-    def release_outside(self, request: Request) -> list[int]:
-        tables = self._tables[request.request_id]
+    def release_outside(self, request: Request) -> TableChange:
+        tables, windows = self._tables[request.request_id], self._windows
         self.prefixes.commit(tables)
-        return [] if self._windows is None else self._windows.release(tables, request.num_computed_tokens)
+        return TableChange([], [] if windows is None else windows.release(tables, request.num_computed_tokens))
 
     def _count_slots(self, tables: BlockTables) -> None:
         tables.request.num_slots = min(map(len, tables.block_ids)) * self.block_size
@@ -165,10 +165,10 @@ class PagedKVCacheManager(KVCacheManager):
         self.prefixes.forget(request)
         self.copies.swap_space.forget(request.request_id)
 
-    def begin_step(self) -> list[tuple[Request, list[int]]]:
+    def begin_step(self) -> list[tuple[Request, TableChange]]:
         self.prefixes.begin_step()
         chunked = [] if self._windows is None else self._windows.take_chunked()
-        return [(request, released) for request in chunked if (released := self.release_outside(request))]
+        return [(request, self.release_outside(request)) for request in chunked]
 
     def plan_step(self, output: SchedulerOutput, requests: Sequence[Request]) -> None:
         self.prefixes.plan_step(output, requests)

@@ -11,7 +11,7 @@ Each physical slot is of exactly one kind, so the five kinds add up to the pool:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import NamedTuple
 
 from chairlift.core.kv.block_tables import held_blocks
@@ -38,7 +38,7 @@ class SlotUsage(NamedTuple):
     saved: int
 
 
-def slot_usage(running: Sequence[Request], kv: KVCacheManager, wait_reason: WaitReason | None) -> SlotUsage:
+def slot_usage(running: Collection[Request], kv: KVCacheManager, wait_reason: WaitReason | None) -> SlotUsage:
     """The pool's slots by kind. Only full, computed blocks are shared, so a shared slot is a token state of each of its
     requests. It is counted once by subtracting the duplicate table entries.
 

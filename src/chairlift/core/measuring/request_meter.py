@@ -19,14 +19,14 @@ class RequestMeter:
 
     Attributes:
         wait_reason: why it was not admitted to the last step; None while it is not the head of the queue or parked.
-        wait_mark: the counters of the wait log when it started to wait.
+        wait_mark: the counters of the wait log when it last started to wait; None before its arrival is observed.
         num_cached_tokens: prompt tokens that had K and V when it was admitted for the first time.
         done_time: when a member of a static batch ended that keeps its memory until the batch ends.
         recompute_until: the number of tokens that had K and V before a preemption.
     """
 
     wait_reason: WaitReason | None = None
-    wait_mark: dict[str, int] = field(default_factory=dict)
+    wait_mark: dict[str, int] | None = None
     steps_waited: dict[str, int] = field(default_factory=dict)
     num_cached_tokens: int = 0
     first_scheduled_time: float | None = None

@@ -1,4 +1,4 @@
-"""SchedulerMeter: observes a scheduler, counts for each request, and emits the events."""
+"""SchedulerMeter: counts for each request what the scheduler does, and emits the events."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from chairlift.core.kv.block_tables import held_blocks
 from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand, TableChange
 from chairlift.core.measuring.accounting import num_written_slots, slot_usage
 from chairlift.core.measuring.request_meter import RequestMeter
+from chairlift.core.measuring.scheduler_observer import SchedulerObserver
 from chairlift.core.measuring.wait_log import WaitLog
 from chairlift.errors import RequestError
 from chairlift.events import (
@@ -22,8 +23,8 @@ from chairlift.events import (
     RequestRejected,
     Step,
 )
-from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
-from chairlift.request import Request, WaitReason
+from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
+from chairlift.request import Request, RequestStatus, WaitReason
 
 
 def _new_blocks(output: SchedulerOutput, forked: dict[str, list[int]]) -> dict[str, list[int]]:
@@ -37,23 +38,29 @@ def _new_blocks(output: SchedulerOutput, forked: dict[str, list[int]]) -> dict[s
 UNKNOWN_DEMAND: Final = MemoryDemand(0, 0, 0, 0)
 
 
-class SchedulerMeter:
-    """Observes one scheduler. Its methods are called when the thing that their name says has happened.
+class SchedulerMeter(SchedulerObserver):
+    """Counts for each request, and emits the events.
 
     Args:
         events: receives what happens; without it no event is built.
+        is_fair: the queue gives turns to tenants.
 
     Attributes:
-        blocked: the head of the queue, and why it is not in the step that is planned; None if the queue is empty.
+        blocked: the last head of the queue that was blocked, and why. It is blocked in the step that is planned if it
+            still waits then.
         preempted: ids of requests whose preemption the next planned step reports; swapped: those of them whose K and V
             are in the swap space.
     """
 
-    def __init__(self, kv_cache_manager: KVCacheManager, events: EventSink | None, is_fair: bool) -> None:
+    def __init__(
+        self, kv_cache_manager: KVCacheManager, events: EventSink | None = None, is_fair: bool = False
+    ) -> None:
         self._kv = kv_cache_manager
         self._events = events
         self._waits = WaitLog(kv_cache_manager, events, is_fair)
         self._num_groups = len(kv_cache_manager.windows)
+        self._num_unfinished = 0
+        self._running: dict[str, Request] = {}
         self._released: dict[str, list[int]] = {}
         self._forked: dict[str, list[int]] = {}
         self._matched: dict[str, int] = {}
@@ -63,7 +70,6 @@ class SchedulerMeter:
         self._steps: deque[tuple[SchedulerOutput, dict[str, list[int]], dict[str, Any]]] = deque()
         self.blocked: tuple[Request, WaitReason] | None = None
         self.preempted: list[str] = []
-        self._num_preempted_before = 0
         self.swapped: list[str] = []
 
     # -- arrival and queue ---------------------------------------------------------------------------------------
@@ -72,8 +78,21 @@ class SchedulerMeter:
         if self._events is not None:
             self._events.emit(RequestRejected(request.arrival_time, request.request_id, str(error)))
 
-    def record_arrival(self, request: Request) -> None:
-        request.meter = RequestMeter()
+    def record_queued(self, request: Request, now: float) -> None:
+        wait_mark = request.meter.wait_mark
+        if wait_mark is None:
+            self._num_unfinished += 1
+            self._emit_arrival(request)
+        elif WaitReason.SIBLING_PREFILL.value in wait_mark:
+            self._waits.stop(request)
+            if self._events is not None:
+                self._events.emit(RequestQueued(now, request.request_id, self._waits.num_steps))
+        self._waits.start(request)
+        if request.status is RequestStatus.PARKED:
+            # What it needs is known when the prompt of its leader is computed.
+            self._waits.record_reason(request, WaitReason.SIBLING_PREFILL, now, len(self._running), UNKNOWN_DEMAND)
+
+    def _emit_arrival(self, request: Request) -> None:
         if self._events is None:
             return
         slo = request.sampling_params.slo
@@ -94,32 +113,15 @@ class SchedulerMeter:
             )
         )
 
-    def record_enqueued(self, request: Request) -> None:
-        self._waits.start(request)
-
-    def record_parked(self, request: Request, num_running: int) -> None:
-        self._waits.start(request)
-        # What it needs is known when the prompt of its leader is computed.
-        self._waits.record_reason(
-            request, WaitReason.SIBLING_PREFILL, request.arrival_time, num_running, UNKNOWN_DEMAND
-        )
-
-    def record_unparked(self, request: Request, now: float) -> None:
-        self._waits.stop(request)
-        if self._events is not None:
-            self._events.emit(RequestQueued(now, request.request_id, self._waits.num_steps))
-
-    def record_blocked(
-        self, head: Request, reason: WaitReason, now: float, num_running: int, demand: MemoryDemand | None = None
-    ) -> None:
-        """Record why the head of the queue is not in this step; `demand` as in `WaitLog.record_reason`."""
+    def record_blocked(self, head: Request, reason: WaitReason, now: float, demand: MemoryDemand | None = None) -> None:
         self.blocked = head, reason
-        self._waits.record_head(head, reason, now, num_running, demand)
+        self._waits.record_head(head, reason, now, len(self._running), demand)
 
-    # -- memory of running requests ------------------------------------------------------------------------------
+    # -- running requests ----------------------------------------------------------------------------------------
 
     def record_admission(self, request: Request, now: float) -> None:
         self._waits.stop(request)
+        self._running[request.request_id] = request
         meter: RequestMeter = request.meter
         meter.start_holding(self._kv.num_held_slots(request), num_written_slots(request, self._kv), now)
         if meter.recompute_until > request.num_computed_tokens:
@@ -130,84 +132,59 @@ class SchedulerMeter:
             meter.first_scheduled_time = now
             meter.num_cached_tokens = request.num_computed_tokens
 
-    def record_growth(self, request: Request, change: TableChange, now: float) -> None:
-        num_added = sum(map(len, change.added))
-        request.meter.hold_moment += num_added * self._kv.block_size * now
-        if change.released:
-            self.record_released(request, change.released, now)
-
-    def record_released(self, request: Request, block_ids: list[int], now: float) -> None:
-        """Record that the request has released blocks that left a window."""
-        moment = len(block_ids) * self._kv.block_size * now
-        request.meter.hold_moment -= moment
-        request.meter.write_moment -= moment
-        self._released.setdefault(request.request_id, []).extend(block_ids)
-
-    def record_fork(self, request: Request, before: list[int], now: float) -> None:
-        """Record that a beam continues another one, so that it holds other blocks than `before`. They are as many, if
-        both have released equally many that left a window."""
-        held = held_blocks(self._kv.block_tables(request))
-        moment = (len(held) - len(before)) * self._kv.block_size * now
-        request.meter.hold_moment += moment
-        request.meter.write_moment += moment
-        self._released[request.request_id] = before
-        self._forked[request.request_id] = held
-
-    def record_freeing(self, request: Request, now: float) -> None:
-        """Record that the memory of the request is about to be freed."""
-        num_written = num_written_slots(request, self._kv)
-        request.meter.stop_holding(self._kv.num_held_slots(request), num_written, now)
-        self._released.pop(request.request_id, None)
-        self._forked.pop(request.request_id, None)
-
-    def record_preemption(self, request: Request, is_swapped: bool) -> None:
-        """Record that the request, whose progress is not reset yet, is being preempted."""
-        if is_swapped:
-            self.swapped.append(request.request_id)
-        request.meter.recompute_until = max(request.meter.recompute_until, request.num_computed_tokens)
-        self.preempted.append(request.request_id)
-        self._recomputing.pop(request.request_id, None)
-
-    def record_displacement(self, head: Request) -> None:
-        """Record that what was preempted since `begin_step` gives its seats to the head of the queue."""
-        self._displaced |= dict.fromkeys(self.preempted[self._num_preempted_before :], head.request_id)
+    def record_table_change(self, request: Request, change: TableChange, now: float) -> None:
+        meter, size, released = request.meter, self._kv.block_size, change.released
+        if change.is_fork:
+            held = self._forked[request.request_id] = held_blocks(change.added)
+            moment = (len(held) - len(released)) * size * now
+            meter.hold_moment += moment
+            meter.write_moment += moment
+        else:
+            meter.hold_moment += sum(map(len, change.added)) * size * now
+            if released:
+                moment = len(released) * size * now
+                meter.hold_moment -= moment
+                meter.write_moment -= moment
+        if released:
+            self._released.setdefault(request.request_id, []).extend(released)
 
     def record_accepted_drafts(self, request: Request, count: int, scheduled_time: float) -> None:
         request.meter.write_moment += count * self._num_groups * scheduled_time
 
+    def record_preemption(self, request: Request, is_swapped: bool, displacing: Request | None, now: float) -> None:
+        request_id, meter = request.request_id, request.meter
+        self._stop_running(request, now)
+        meter.recompute_until = max(meter.recompute_until, request.num_computed_tokens)
+        self.preempted.append(request_id)
+        if is_swapped:
+            self.swapped.append(request_id)
+        if displacing is not None:
+            self._displaced[request_id] = displacing.request_id
+
+    def _stop_running(self, request: Request, now: float) -> None:
+        """Count the slot-seconds of the memory that is about to be freed."""
+        num_written = num_written_slots(request, self._kv)
+        request.meter.stop_holding(self._kv.num_held_slots(request), num_written, now)
+        for by_id in (self._running, self._released, self._forked, self._recomputing):
+            by_id.pop(request.request_id, None)
+
     # -- steps ---------------------------------------------------------------------------------------------------
 
-    def begin_step(self, released: Sequence[tuple[Request, list[int]]], now: float) -> None:
-        """Start to observe the planning of a step; `released` are blocks that left a window by the last step."""
-        self.blocked = None
-        self._num_preempted_before = len(self.preempted)  # in attempts that scheduled nothing
-        for request, block_ids in released:
-            self.record_released(request, block_ids, now)
-
-    def record_step(
-        self,
-        output: SchedulerOutput,
-        requests: Sequence[Request],
-        running: Sequence[Request],
-        num_unfinished: int,
-        now: float,
-    ) -> None:
-        """Record a planned step, before released siblings join the queue and before draft tokens are added.
-
-        Args:
-            requests: the requests of `output.num_scheduled_tokens`, in this order.
-            running: all requests that hold memory.
-            num_unfinished: the number of all requests: running, in the queue, and parked.
-        """
+    def record_step(self, output: SchedulerOutput, requests: Sequence[Request], now: float) -> None:
         head, reason = self.blocked or (None, None)
+        if head is not None and head.status is not RequestStatus.WAITING:
+            head = reason = None  # It was blocked in an attempt that scheduled nothing.
         self._waits.count_step(reason, head)
         # This loop runs for each request and step, so it does nothing else.
         num_groups, counts = self._num_groups, output.num_scheduled_tokens.values()
         for request, count in zip(requests, counts):  # noqa: B905
             request.meter.write_moment += count * num_groups * now
+        for request_id, count in output.num_padding_tokens.items():
+            self._running[request_id].meter.num_padding_tokens += count
         num_recomputed = self._count_recomputed(output) if self._recomputing else 0
         if self._events is not None:
             memory = self._kv.counts()
+            running = self._running.values()
             planned = {
                 "scheduled_time": now,
                 "num_computed": [r.num_computed_tokens - n for r, n in zip(requests, counts)],  # noqa: B905
@@ -220,7 +197,7 @@ class SchedulerMeter:
                 "wait_reason": None if reason is None else reason.value,
                 "head_id": None if head is None else head.request_id,
                 "num_running": len(running),
-                "num_waiting": num_unfinished - len(running),
+                "num_waiting": self._num_unfinished - len(running),
                 "free_blocks": self._kv.num_free_blocks,
                 "evictable_blocks": memory.num_evictable_blocks,
                 "num_checkpoints": memory.num_checkpoints,
@@ -243,11 +220,7 @@ class SchedulerMeter:
                 del self._recomputing[request_id]
         return total
 
-    def record_padding(self, request: Request, count: int) -> None:
-        request.meter.num_padding_tokens += count
-
     def record_result(self, result: ModelRunnerOutput, finished: list[str], now: float) -> None:
-        """Emit the event of the oldest step, whose result is processed; `finished` are the requests that it ended."""
         if self._events is not None:
             output, forked, planned = self._steps.popleft()
             scheduled, padding = output.num_scheduled_tokens, output.num_padding_tokens
@@ -272,44 +245,12 @@ class SchedulerMeter:
             if changes is not None and (taken := changes.take()) is not None:
                 self._events.emit(PrefixCacheChanged(now, *taken))
 
-    # -- outputs and the end of a request ------------------------------------------------------------------------
-
-    def first_output(self, request: Request, output: EngineCoreOutput, now: float) -> EngineCoreOutput:
-        """The first output with a token: adds the fields that only this output has."""
-        meter: RequestMeter = request.meter
-        meter.first_token_time = now
-        return output._replace(num_cached_tokens=meter.num_cached_tokens, times=meter.times(request))
-
-    def last_output(self, request: Request, output: EngineCoreOutput, now: float) -> EngineCoreOutput:
-        """The last output of a request that finished at `now`: adds the fields that only this output has."""
-        assert request.finish_reason is not None
-        meter, last = request.meter, request.token_ids[-1]
-        return output._replace(
-            finish_reason=request.finish_reason.value,
-            stop_token_id=last if request.num_output_tokens and last in request.stop_token_ids else None,
-            times=meter.times(request, finished=now),
-            stats=meter.stats(),
-        )
-
-    def pooled_output(self, request: Request, pooled: bytes, now: float) -> EngineCoreOutput:
-        """The only output of a request that generates no tokens."""
-        num_cached = request.meter.num_cached_tokens
-        output = EngineCoreOutput(request.request_id, [], num_cached_tokens=num_cached, pooled=pooled)
-        return self.last_output(request, output, now)
-
-    def record_retained(self, request: Request, now: float) -> None:
-        """Record that a request ended which keeps its memory until its batch ends."""
-        request.meter.done_time = now
-
-    def record_returned(self, request: Request, first_token_time: float | None) -> None:
-        """Record when the output of a retained request is returned as a whole; None if it has none."""
-        request.meter.first_token_time = first_token_time
-
-    def record_finish(self, request: Request, has_run: bool, now: float) -> None:
-        """Record the end of a request, whose memory is freed. `has_run`: it ended while it was running."""
-        if not has_run:
+    def record_finish(self, request: Request, now: float) -> None:
+        self._num_unfinished -= 1
+        if request.status is RequestStatus.RUNNING:
+            self._stop_running(request, now)
+        else:
             self._waits.stop(request)
-        self._recomputing.pop(request.request_id, None)
         if self._events is None:
             return
         assert request.finish_reason is not None

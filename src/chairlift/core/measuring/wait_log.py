@@ -77,8 +77,9 @@ class WaitLog:
     def stop(self, request: Request) -> None:
         """Add the steps that were counted since `start`."""
         meter: RequestMeter = request.meter
-        is_parked = WaitReason.SIBLING_PREFILL.value in meter.wait_mark
+        mark = meter.wait_mark or {}
+        is_parked = WaitReason.SIBLING_PREFILL.value in mark
         for reason, count in self._counters(request, is_parked).items():
-            if num_steps := count - meter.wait_mark.get(reason, 0):
+            if num_steps := count - mark.get(reason, 0):
                 meter.steps_waited[reason] = meter.steps_waited.get(reason, 0) + num_steps
         meter.wait_reason = None
