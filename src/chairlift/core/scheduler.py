@@ -60,6 +60,7 @@ class Scheduler:
         self._deadlines = Deadlines()
         speculative = config.speculative_config
         self._drafts = None if speculative is None else DraftSelection(config, speculative)
+        self._needs_results = speculative is not None
         self._in_flight: deque[NextStep] = deque()
         self._outbox: list[EngineCoreOutput] = []
         self._num_arrived = 0
@@ -133,7 +134,7 @@ class Scheduler:
 
         With speculative decoding a step is planned only when the results of all others are known.
         """
-        if self._drafts is not None and self._in_flight:
+        if self._in_flight and self._needs_results:
             return None
         self._batch.begin_step(now)
         plan = NextStep(SchedulerOutput(self._step, {}), now)
