@@ -92,6 +92,8 @@ class Request:
         max_total_tokens: the largest number of prompt and output tokens; `end_total_tokens` is smaller if a shorter
             output is forced.
         num_slots: the number of tokens for which there is KV memory.
+        num_seats: the places in the batch that it takes when it is admitted, and leaves at its end.
+        group: the `BeamGroup` of the unfinished beam search that the request is a part of; None for other requests.
         arrival_index: the position among all requests in the order of arrival.
         predicted_len: the number of output tokens that was predicted at its arrival; None without a prediction.
         meter: what `core.measuring` keeps about the request, which has no influence on scheduling.
@@ -120,6 +122,8 @@ class Request:
     max_total_tokens: int = field(init=False)
     end_total_tokens: int = field(init=False)
     num_slots: int = field(default=0, init=False)
+    num_seats: int = field(default=1, init=False)
+    group: Any = field(default=None, init=False)
     status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
     arrival_index: int = field(default=-1, init=False)

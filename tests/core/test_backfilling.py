@@ -246,17 +246,17 @@ class BoundCheck:
         self._num_steps = self._num_steps + 1 if is_same else 1
         if head is None or head.num_pending_tokens:
             return
-        assert batch.num_seats(head) > batch.num_free_seats, "the head does not fit"
+        assert head.num_seats > batch.num_free_seats, "the head does not fit"
         if head.sampling_params.n > 1:
             assert self._num_steps <= self._window + LONGEST_OUTPUT + PROMPT_STEPS
-        start = next(time for time in range(1000) if self._free_seats_after(batch, time) >= batch.num_seats(head))
+        start = next(time for time in range(1000) if self._free_seats_after(batch, time) >= head.num_seats)
         num_uncomputed = sum(max(0, each.num_prompt_tokens - each.num_computed_tokens) for each in batch.running)
         for request in batch.waiting.in_order():
-            if request is not head and batch.num_seats(request) <= batch.num_free_seats:
+            if request is not head and request.num_seats <= batch.num_free_seats:
                 num_chunks = -(-(num_uncomputed + request.num_tokens) // 16)
                 assert num_chunks + request.end_total_tokens - request.num_tokens > start, "it could have passed"
 
     @staticmethod
     def _free_seats_after(batch: ContinuousBatching, time: int) -> int:
         ended = [each for each in batch.running if each.end_total_tokens - each.num_tokens <= time]
-        return batch.num_free_seats + sum(map(batch.num_seats, ended))
+        return batch.num_free_seats + sum(each.num_seats for each in ended)

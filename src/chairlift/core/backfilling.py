@@ -39,10 +39,6 @@ class SeatedBatch(Protocol):
     @property
     def num_free_seats(self) -> int: ...
 
-    def num_seats(self, request: Request) -> int: ...
-
-    def num_needed_blocks(self, request: Request) -> int: ...
-
 
 class Backfilling:
     """The requests that one step may admit: the heads of the queue, and then those that may pass a blocked head.
@@ -76,7 +72,7 @@ class Backfilling:
 
     def _passing(self, head: Request, reason: WaitReason) -> Iterator[Request]:
         batch, lacks_seats = self._batch, reason is WaitReason.SEATS
-        is_open = lacks_seats and batch.num_seats(head) > 1 and self._count_step(head) <= WINDOW_STEPS
+        is_open = lacks_seats and head.num_seats > 1 and self._count_step(head) <= WINDOW_STEPS
         if not (self._kv.can_preempt and batch.num_free_seats and (lacks_seats or reason is WaitReason.MEMORY)):
             return
         steps, seen, num_left = self._find_start(head), {head}, MAX_COMPARED
@@ -85,7 +81,7 @@ class Backfilling:
                 if request in seen:
                     continue
                 seen.add(request)
-                if batch.num_seats(request) > num_free:
+                if request.num_seats > num_free:
                     continue
                 if (num_left := num_left - 1) < 0:
                     return
@@ -105,14 +101,15 @@ class Backfilling:
     def _find_start(self, head: Request) -> int:
         """The number of steps after which the head has its seats and blocks, if all outputs have their longest length.
         Their growth and the sharing of blocks are left out, so it may be later."""
-        num_seats = self._batch.num_seats(head) - self._batch.num_free_seats
-        num_blocks = self._batch.num_needed_blocks(head) - self._kv.num_free_blocks
+        num_seats = head.num_seats - self._batch.num_free_seats
+        num_needed = self._kv.num_admission_blocks(head) if head.group is None else head.group.num_needed_blocks
+        num_blocks = num_needed - self._kv.num_free_blocks
         steps = 0
         for request in sorted(self._batch.running, key=_max_steps):
             if num_seats <= 0 and num_blocks <= 0:
                 break
             steps = _max_steps(request)
-            num_seats -= self._batch.num_seats(request)
+            num_seats -= request.num_seats
             num_blocks -= -(-self._kv.num_held_slots(request) // self._kv.block_size)
         return steps
 
@@ -123,10 +120,10 @@ class Backfilling:
         steps = -(-(num_uncomputed + request.num_tokens) // self._chunk_tokens) + _max_steps(request)
         if steps > limit:
             return False
-        needed = self._kv.worst_case_blocks(request) * self._batch.num_seats(request)
+        needed = self._kv.worst_case_blocks(request) * request.num_seats
         for each in running:
             num_new = min(each.num_tokens + steps, each.end_total_tokens) - each.num_slots
-            needed += max(0, -(-num_new // size)) * len(self._kv.windows) * self._batch.num_seats(each)
+            needed += max(0, -(-num_new // size)) * len(self._kv.windows) * each.num_seats
         return needed <= self._kv.num_free_blocks
 
 

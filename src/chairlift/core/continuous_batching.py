@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import insort
 from dataclasses import dataclass, field
+from typing import Any
 
 from chairlift.config import SchedulerConfig
 from chairlift.core.backfilling import Backfilling
@@ -52,6 +53,7 @@ class RunningBatch(ABC):
     Attributes:
         running: in the order that the scheduling policy gave when the step began.
         waiting: the queue, which also has the scheduling policy.
+        groups: the beam searches (`BeamGroup`) of unfinished requests, each of which is one unit of queue and batch.
     """
 
     def __init__(self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, observer: SchedulerObserver) -> None:
@@ -60,7 +62,8 @@ class RunningBatch(ABC):
         self._observer = observer
         self.waiting = make_queue(config, kv_cache_manager)
         self.running: list[Request] = []
-        self._has_finished, self._num_joining = False, 0
+        self.groups: list[Any] = []
+        self._has_finished, self.num_joining = False, 0
         self._removed: list[str] = []
         self._blocked_at: tuple[Request, int] | None = None
         self._blocked_steps: dict[Request, int] = {}
@@ -83,6 +86,8 @@ class RunningBatch(ABC):
             self._observer.record_table_change(request, change, now)
         if not self.waiting.has_constant_keys:
             self.running.sort(key=self.waiting.key)
+            for group in self.groups:
+                group.gather(self.running)
 
     def end_step(self, plan: NextStep) -> None:
         """Add to the plan what was removed and preempted since the last one, and what KV memory copies and keeps."""
@@ -99,10 +104,14 @@ class RunningBatch(ABC):
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def enqueue(self, request: Request, now: float) -> None:
+    def enqueue(self, request: Request, now: float) -> bool:
+        """Add a request to the queue; False if it is a beam that waits for its leader instead."""
         request.status = RequestStatus.WAITING
         self._observer.record_queued(request, now)
+        if request.group is not None and not request.group.enqueue(request):
+            return False
         self.waiting.push(request)
+        return True
 
     def allocate_head(self, request: Request) -> bool:
         """Allocate memory to the head of the queue; False if memory is short. A shared prefix counts as computed."""
@@ -160,26 +169,25 @@ class RunningBatch(ABC):
         """Preempt the running request with the largest key: memory is short, or a waiting request displaces it.
 
         It keeps its tokens and returns to the queue. When it is admitted again, it recomputes those whose K and V are
-        neither in the swap space nor cached. A token of an earlier step still arrives, and is appended.
+        neither in the swap space nor cached. A token of an earlier step still arrives, and is appended. All beams of a
+        search are preempted, and their leader is returned.
         """
         victim = self.running.pop()
         is_swapped = self._kv.swap_out(victim)
         self._observer.record_preemption(victim, is_swapped, displacing, plan.time)
-        self._free_memory(victim)  # before the next line, because it commits the computed blocks
+        self._kv.free(victim)  # before its progress is reset, because it commits the computed blocks
+        self._removed.append(victim.request_id)
         if not is_swapped:
             victim.num_computed_tokens = 0
         victim.num_preemptions += 1
-        self.enqueue(victim, plan.time)
-        return victim
+        is_queued = self.enqueue(victim, plan.time)
+        return victim if is_queued else self.preempt_last(plan, displacing)
 
     def remove(self, request: Request) -> None:
         """Free the memory of a running request that has finished."""
-        self._free_memory(request)
-        self._has_finished = True
-
-    def _free_memory(self, request: Request) -> None:
         self._kv.free(request)
         self._removed.append(request.request_id)
+        self._has_finished = True
 
 
 class ContinuousBatching(RunningBatch):
@@ -208,17 +216,18 @@ class ContinuousBatching(RunningBatch):
         running = self.running  # becomes shorter when a request is preempted
         budget = self._config.max_num_batched_tokens
         num_waiting, num_admissible = len(self.waiting), min(len(self.waiting), self.num_free_seats)
+        self.num_joining = sum(group.num_reserved_seats for group in self.groups if group.is_started)
         index = 0
         while index < len(running):
             request = running[index]
             index += 1
-            if request.sampling_params.use_beam_search and not self.prepare_beams(request, plan):
+            if request.group is not None and not request.group.prepare(request, plan):
                 break
             start = request.num_computed_tokens
             count = request.num_tokens - start
             if count > 1:
                 count = chunks.take(
-                    start, min(count, budget - num_admissible - self._num_joining - len(running) + index)
+                    start, min(count, budget - num_admissible - self.num_joining - len(running) + index)
                 )
             elif not count or request.num_tokens == request.end_total_tokens:
                 continue  # only the last token of the output is left, which is never computed
@@ -227,10 +236,6 @@ class ContinuousBatching(RunningBatch):
             self.schedule_tokens(request, start, count, plan)
             budget -= count
         return budget, len(self.waiting) > num_waiting
-
-    def prepare_beams(self, request: Request, plan: NextStep) -> bool:
-        """See `BeamBatching`."""
-        return True
 
     def _grow_or_preempt(self, request: Request, num_slots: int, plan: NextStep) -> bool:
         """Extend the request's memory, preempting from the end of the batch; False if it preempted the request."""
@@ -261,22 +266,16 @@ class ContinuousBatching(RunningBatch):
 
     def _try_to_allocate(self, request: Request, budget: int) -> WaitReason | None:
         """Allocate the memory of a waiting request, within the token budget; returns why it must wait, if so."""
-        if self.num_seats(request) > self.num_free_seats:
+        if request.num_seats > self.num_free_seats:
             return WaitReason.SEATS
         if request.num_pending_tokens:
             return WaitReason.PENDING_TOKEN
         if not self._config.enable_chunked_prefill and request.num_tokens > budget:
             return WaitReason.TOKEN_BUDGET
-        return None if self.allocate_head(request) else WaitReason.MEMORY
+        is_short = request.group is not None and request.group.lacks_memory
+        return WaitReason.MEMORY if is_short or not self.allocate_head(request) else None
 
     @property
     def num_free_seats(self) -> int:
-        return self._config.max_num_seqs - len(self.running)
-
-    def num_seats(self, request: Request) -> int:
-        """The seats that a waiting request needs, or that a running one gives up at its end."""
-        return 1
-
-    def num_needed_blocks(self, request: Request) -> int:
-        """The free blocks that the admission of a request needs."""
-        return self._kv.demand(request).needed
+        num_reserved: int = sum(group.num_reserved_seats for group in self.groups)
+        return self._config.max_num_seqs - len(self.running) - num_reserved

@@ -9,7 +9,6 @@ from chairlift.config import FAIR_POLICIES, SchedulerConfig
 from chairlift.core.baselines.arena import ARENAS
 from chairlift.core.baselines.reservations import RESERVATIONS, ReservationKVCacheManager
 from chairlift.core.baselines.static_batching import StaticScheduler
-from chairlift.core.beam_scheduler import BeamScheduler
 from chairlift.core.kv.block_pool import BlockPool
 from chairlift.core.kv.checkpointed_prefixes import CheckpointedPrefixes, PrefixStores
 from chairlift.core.kv.index_changes import IndexChangeLog
@@ -37,7 +36,7 @@ def make_scheduler(
         return PoolingScheduler(config, kv_cache_manager, meter)
     if config.batching == "static":
         return StaticScheduler(config, kv_cache_manager, meter)
-    return BeamScheduler(config, kv_cache_manager, meter)
+    return Scheduler(config, kv_cache_manager, meter)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,21 +11,18 @@ class ParkedSiblings:
     def __init__(self) -> None:
         self._by_leader: dict[str, dict[str, Request]] = {}
 
-    def __len__(self) -> int:
-        return sum(map(len, self._by_leader.values()))
-
     def park(self, request: Request, leader_id: str) -> None:
         request.status = RequestStatus.PARKED
         request.leader_id = leader_id
         self._by_leader.setdefault(leader_id, {})[request.request_id] = request
 
     def discard(self, request: Request) -> None:
-        """Remove a parked request that has finished."""
+        """Remove a request that has finished, if it is parked."""
         assert request.leader_id is not None
-        siblings = self._by_leader[request.leader_id]
-        del siblings[request.request_id]
+        siblings = self._by_leader.get(request.leader_id, {})
+        siblings.pop(request.request_id, None)
         if not siblings:
-            del self._by_leader[request.leader_id]
+            self._by_leader.pop(request.leader_id, None)
 
     def release(self, leader: Request) -> list[Request]:
         """Remove and return the siblings that may join the queue: all, if the leader's prompt is computed. Otherwise

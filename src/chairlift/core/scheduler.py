@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from chairlift.config import SchedulerConfig
+from chairlift.core.beam_group import add_beam, advance_groups
 from chairlift.core.continuous_batching import ContinuousBatching, NextStep, RunningBatch
 from chairlift.core.deadlines import Deadlines, timeout_output
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
@@ -22,7 +23,7 @@ from chairlift.core.measuring.request_meter import RequestMeter
 from chairlift.core.measuring.scheduler_observer import SchedulerObserver
 from chairlift.core.parked_siblings import ParkedSiblings
 from chairlift.core.queues.request_queue import RequestQueue
-from chairlift.core.request_checks import check_length
+from chairlift.core.request_checks import check_limits
 from chairlift.core.request_outputs import first_output, last_output
 from chairlift.core.speculation.draft_selection import DraftSelection
 from chairlift.errors import RequestError
@@ -31,10 +32,7 @@ from chairlift.request import FinishReason, Request, RequestStatus
 
 
 class Scheduler:
-    """Plans steps over the unfinished requests.
-
-    This class generates tokens with continuous batching; `selection.make_scheduler` chooses it or one of its
-    subclasses.
+    """Plans steps over the unfinished requests, and generates tokens with continuous batching.
 
     Args:
         observer: receives what happens; without it, outputs have no costs.
@@ -46,14 +44,12 @@ class Scheduler:
     batching = "continuous"
     make_batch: Callable[[SchedulerConfig, KVCacheManager, SchedulerObserver], RunningBatch] = ContinuousBatching
 
-    def __init__(
-        self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, observer: SchedulerObserver | None = None
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, kv: KVCacheManager, observer: SchedulerObserver | None = None) -> None:
         assert self.batching == config.batching, "the class implements the policy that the configuration names"
         self._config = config
-        self._kv = kv_cache_manager
+        self._kv = kv
         self._observer = SchedulerObserver() if observer is None else observer
-        self._batch = type(self).make_batch(config, kv_cache_manager, self._observer)
+        self._batch = type(self).make_batch(config, kv, self._observer)
         self._lengths = make_length_predictor(config.length_predictor)
         self._requests: dict[str, Request] = {}
         self._siblings = ParkedSiblings()
@@ -77,8 +73,8 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests in the queue and of parked siblings."""
-        return len(self._batch.waiting) + len(self._siblings)
+        """Number of requests in the queue, and of siblings that wait outside of it."""
+        return len(self._requests) - self.num_running
 
     @property
     def has_unfinished(self) -> bool:
@@ -110,6 +106,8 @@ class Scheduler:
         self._deadlines.add(request)
         request.meter = RequestMeter()
         leader = self._requests.get(request.leader_id) if request.leader_id is not None else None
+        if request.sampling_params.use_beam_search:
+            add_beam(request, leader, self._batch, self._kv, self._observer)
         if leader is not None and not leader.is_prompt_computed:
             self._siblings.park(request, leader.request_id)
             self._observer.record_queued(request, request.arrival_time)
@@ -120,7 +118,7 @@ class Scheduler:
         """Raise RequestError if the request cannot be served."""
         if request.request_id in self._requests:
             raise RequestError(f"request id {request.request_id!r} is in use by an unfinished request", "request_id")
-        check_length(request, self._config, self._kv)
+        check_limits(request, self._config, self._kv)
 
     @property
     def queue(self) -> RequestQueue:
@@ -132,9 +130,9 @@ class Scheduler:
     def schedule(self, now: float) -> SchedulerOutput | None:
         """Plan the next step and advance `num_computed_tokens`; None if there is nothing to compute now.
 
-        With speculative decoding a step is planned only when the results of all others are known.
+        With speculative decoding or beams, a step is planned only when the results of all others are known.
         """
-        if self._in_flight and self._needs_results:
+        if self._in_flight and (self._needs_results or self._batch.groups):
             return None
         self._batch.begin_step(now)
         plan = NextStep(SchedulerOutput(self._step, {}), now)
@@ -157,21 +155,21 @@ class Scheduler:
         plan = self._in_flight.popleft()
         assert plan.output.step == result.step, "results arrive in the order of their steps"
         outputs: list[EngineCoreOutput] = []
-        finished: list[str] = []
         for request in plan.sampling:
             if request.finish_reason is not None:
                 continue
             if result.errors and request.request_id in result.errors:
-                outputs.append(self._fail(request, result.errors[request.request_id], now))
+                outputs += self._fail(request, result.errors[request.request_id], now)
+            elif request.group is not None:
+                request.group.record(request, result)
             else:
                 outputs.append(self._take_result(request, result, plan, now))
-            if request.is_finished:  # a subclass may keep a request running after its last token
-                finished.append(request.request_id)
         if result.prompt_logprobs:
-            known = self._requests.keys() | set(finished)
+            known = self._requests.keys() | {output.request_id for output in outputs}
             outputs = attach_prompt_logprobs(outputs, {k: v for k, v in result.prompt_logprobs.items() if k in known})
-        outputs = self._release_outputs(outputs, finished, now)
+        outputs = self._release_outputs(outputs, plan, now)
         self._batch.drop_finished()
+        finished = [o.request_id for o in outputs if o.finish_reason and o.request_id not in self._requests]
         self._observer.record_result(result, finished, now)
         return outputs
 
@@ -197,18 +195,16 @@ class Scheduler:
             return output
         return last_output(request, output, now)
 
-    def _fail(self, request: Request, error: str, now: float) -> EngineCoreOutput:
+    def _fail(self, request: Request, error: str, now: float) -> list[EngineCoreOutput]:
         """Finish a request whose next token cannot be sampled. Its K and V are valid, and stay in the prefix cache."""
+        members = [request] if request.group is None else request.group.members
         request.drop_pending()
         self._finish(request, FinishReason.ERROR, now)
-        return EngineCoreOutput(request.request_id, [], FinishReason.ERROR.value, error=error)
+        return [EngineCoreOutput(each.request_id, [], FinishReason.ERROR.value, error=error) for each in members]
 
-    def _release_outputs(
-        self, outputs: list[EngineCoreOutput], finished: list[str], now: float
-    ) -> list[EngineCoreOutput]:
-        """Return the outputs of a step that leave the engine now. A subclass may keep some of them, and then adds the
-        requests that it finishes later to `finished`."""
-        return outputs
+    def _release_outputs(self, outputs: list[EngineCoreOutput], plan: NextStep, now: float) -> list[EngineCoreOutput]:
+        """Return the outputs of a step that leave the engine now. A subclass may keep some of them."""
+        return outputs + advance_groups(plan.sampling, self._finish, now) if self._batch.groups else outputs
 
     # -- the end of a request ------------------------------------------------------------------------------------
 
@@ -233,8 +229,10 @@ class Scheduler:
         return outputs
 
     def _finish(self, request: Request, reason: FinishReason, now: float) -> None:
-        request.finish_reason = reason
-        self._remove(request, now)
+        """Finish a request, with all beams of its search, which may have reasons of their own."""
+        for each in [request] if request.group is None else request.group.close():
+            each.finish_reason = each.finish_reason or reason
+            self._remove(each, now)
 
     def _remove(self, request: Request, now: float) -> None:
         """Free all that a finished request has, in any state."""

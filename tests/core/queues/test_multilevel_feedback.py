@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -175,7 +173,7 @@ def test_a_search_with_several_beams_takes_no_seat_of_others() -> None:
     head = waiting("head", 3)
     queue.push(head)
     assert queue.displacing_head(running, manager, 1) is head
-    head.sampling_params = replace(head.sampling_params, n=2, use_beam_search=True)
+    head.num_seats = 2
     assert queue.displacing_head(running, manager, 1) is None
 
 

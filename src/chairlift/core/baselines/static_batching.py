@@ -152,16 +152,12 @@ class StaticScheduler(Scheduler):
         else:
             super()._finish(request, reason, now)
 
-    def _release_outputs(
-        self, outputs: list[EngineCoreOutput], finished: list[str], now: float
-    ) -> list[EngineCoreOutput]:
+    def _release_outputs(self, outputs: list[EngineCoreOutput], plan: NextStep, now: float) -> list[EngineCoreOutput]:
         """Keep the outputs until the batch is complete, and return the outputs of failed requests."""
         for output in outputs:
             if output.error is None:
                 self._batch.buffered[output.request_id].append(output)
-        completed = self._end_batch(now)
-        finished += [output.request_id for output in completed]
-        return [output for output in outputs if output.error is not None] + completed
+        return [output for output in outputs if output.error is not None] + self._end_batch(now)
 
     def _end_batch(self, now: float) -> list[EngineCoreOutput]:
         """Remove all members and return their outputs, if the batch is complete and no step of it is in flight. Members

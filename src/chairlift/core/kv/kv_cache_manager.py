@@ -116,6 +116,11 @@ class KVCacheManager(Protocol):
 
     def demand(self, request: Request) -> MemoryDemand: ...
 
+    def num_admission_blocks(self, request: Request) -> int:
+        """The free blocks that a request needs, also if others are admitted before it. With windows this is the most
+        that it ever holds, because what it needs depends on the prefix that is cached, which others may evict."""
+        return self.worst_case_blocks(request) if self.windows != FULL else self.demand(request).needed
+
     def num_cached_tokens(self, request: Request) -> int:
         """The number of tokens of a waiting request that the prefix cache has now."""
         return 0

@@ -83,10 +83,13 @@ class RequestQueue:
         """
         if len(running) < max_num_seqs or not kv.can_preempt or (head := self.peek()) is None:
             return None
-        if head.sampling_params.use_beam_search and head.sampling_params.n > 1:
-            return None
         last = running[-1]
-        if head.num_pending_tokens or last.num_tokens == last.end_total_tokens or not self.displaces(head, last):
+        if (
+            head.num_seats > 1
+            or head.num_pending_tokens
+            or last.num_tokens == last.end_total_tokens
+            or not self.displaces(head, last)
+        ):
             return None
         demand = kv.demand(head)
         return head if demand.needed <= demand.free else None
