@@ -116,8 +116,10 @@ def free_port() -> int:
 
 
 def version_of(program: str) -> str:
+    """The version of llama.cpp and its compiler, which determines the speed."""
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
-    return next(line for line in (done.stdout + done.stderr).splitlines() if line.startswith("version"))
+    lines = (done.stdout + done.stderr).splitlines()
+    return ", ".join(line for line in lines if line.startswith(("version", "built with")))
 
 
 def main() -> None:
