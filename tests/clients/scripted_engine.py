@@ -24,7 +24,7 @@ from chairlift.core.factory import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.engine.input_processor import RequestLimits
 from chairlift.engine.kv_cache_plan import KVCachePlan
 from chairlift.engine.process import engine_process
-from chairlift.engine.process.engine_process import AnnouncingExecutor, FrontEnd
+from chairlift.engine.process.engine_process import AnnouncingExecutor, FrontEndLink
 from chairlift.engine.process.process_client import ProcessClient
 from chairlift.engine.served_engine import EngineFacts
 from chairlift.events import EngineStarted
@@ -73,7 +73,7 @@ class ScriptedExecutor:
         return chain(tokens[num_known:], repeat(self._tokenizer.eos_token_id or 0))
 
 
-def build(config: EngineConfig, front_end: FrontEnd, _turn: object) -> Any:
+def build(config: EngineConfig, front_end: FrontEndLink, _turn: object) -> Any:
     """Build the engine, in place of `engine_process._build`."""
     block_size, clock = config.block_size, MonotonicClock()
     num_blocks = 2 * MAX_MODEL_LEN // block_size

@@ -16,7 +16,7 @@ from chairlift.core.factory import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.engine.input_processor import RequestLimits
 from chairlift.engine.kv_cache_plan import KVCachePlan
 from chairlift.engine.process import engine_process
-from chairlift.engine.process.engine_process import AnnouncingExecutor, FrontEnd
+from chairlift.engine.process.engine_process import AnnouncingExecutor, FrontEndLink
 from chairlift.engine.served_engine import EngineFacts
 from chairlift.events import EngineStarted
 from chairlift.loading.resolve import resolve_model
@@ -37,7 +37,7 @@ class SlowExecutor(AnnouncingExecutor):
 
 
 def build(
-    config: EngineConfig, front_end: FrontEnd, _turn: object, make_executor: Callable[..., Executor] = SlowExecutor
+    config: EngineConfig, front_end: FrontEndLink, _turn: object, make_executor: Callable[..., Executor] = SlowExecutor
 ) -> Any:
     block_size, limits = config.block_size, config.scheduler_config(MAX_MODEL_LEN, 32)
     manager = make_kv_cache_manager(KVPool(NUM_BLOCKS, block_size, MAX_MODEL_LEN), enable_prefix_caching=True)

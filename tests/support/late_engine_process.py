@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from chairlift.engine.process import engine_process
-from chairlift.engine.process.engine_process import FrontEnd
+from chairlift.engine.process.engine_process import FrontEndLink
 from chairlift.engine.process.wire import TO_ENGINE, Link, open_engine_link
 
 LATE_SECONDS = 0.3
@@ -21,7 +21,7 @@ def unconnected_link(folder: Path) -> Link[Any]:
     return link
 
 
-class EarlyFrontEnd(FrontEnd):
+class EarlyFrontEndLink(FrontEndLink):
     def send_ready(self, facts: Any) -> None:
         super().send_ready(facts)
         time.sleep(LATE_SECONDS)
@@ -29,5 +29,5 @@ class EarlyFrontEnd(FrontEnd):
 
 
 engine_process.open_engine_link = unconnected_link
-engine_process.FrontEnd = EarlyFrontEnd
+engine_process.FrontEndLink = EarlyFrontEndLink
 runpy.run_path(str(Path(__file__).parent / "fake_engine_process.py"), run_name="__main__")

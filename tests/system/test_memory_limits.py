@@ -114,7 +114,7 @@ class FakeLink:
 def test_an_engine_process_that_cannot_start_sends_one_message(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def build(_config: EngineConfig, _front_end: engine_process.FrontEnd, _turn: object) -> Any:
+    def build(_config: EngineConfig, _front_end: engine_process.FrontEndLink, _turn: object) -> Any:
         raise error
 
     monkeypatch.setattr(engine_process, "_build", build)

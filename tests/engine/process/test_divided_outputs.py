@@ -21,7 +21,7 @@ from chairlift.engine.process.divided_outputs import (
     divide_outputs,
     num_logprobs,
 )
-from chairlift.engine.process.engine_process import FrontEnd
+from chairlift.engine.process.engine_process import FrontEndLink
 from chairlift.engine.process.wire import FrontLink, StepResult, open_engine_link
 from chairlift.outputs import EngineCoreOutput, Logprob, RequestOutput, RequestStats, RequestTimes, TokenLogprobs
 from support.process_engines import forced, started, tiny_config
@@ -87,7 +87,7 @@ def test_joined_messages_are_the_outputs(outputs: list[EngineCoreOutput], limit:
 def test_an_answer_of_the_longest_length_has_as_many_messages_as_its_logprobs_need(tmp_path: Path) -> None:
     front, engine = FrontLink(tmp_path), open_engine_link(tmp_path)
     outputs = [make_output(f"r{index}", 2000, 20, 500, is_last=True) for index in range(3)]
-    FrontEnd(engine).send_result(outputs)
+    FrontEndLink(engine).send_result(outputs)
     joiner, joined, sizes = OutputJoiner(), [], []
     while len(joined) < 3:
         assert front.wait(AMPLE_SECONDS)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.process.commands import Abort, Add, Stop
-from chairlift.engine.process.engine_process import FrontEnd
+from chairlift.engine.process.engine_process import FrontEndLink
 from chairlift.engine.process.wire import (
     EngineFailed,
     FrontLink,
@@ -79,7 +79,7 @@ def test_records_arrive_unchanged(tmp_path: Path) -> None:
 
 def test_events_of_all_types_arrive_unchanged(tmp_path: Path) -> None:
     front, engine = FrontLink(tmp_path), open_engine_link(tmp_path)
-    front_end = FrontEnd(engine)
+    front_end = FrontEndLink(engine)
     events = [make_event(kind) for kind in EVENT_TYPES.values()]
     for event in events:
         front_end.emit(event)

@@ -71,9 +71,9 @@ class EngineLaunch(msgspec.Struct):
         return cls(fields, str(folder), log_level, None if turn_folder is None else str(turn_folder))
 
 
-class FrontEnd:
-    """The front end of an engine core: takes its commands, and sends it a message for each step, or several if it has
-    many logprobs, with the events since the last message."""
+class FrontEndLink:
+    """The link of an engine core to the front end: takes its commands, and sends it a message for each step, or several
+    if it has many logprobs, with the events since the last message."""
 
     def __init__(self, link: Link[Command]) -> None:
         self._link = link
@@ -166,7 +166,7 @@ def run(config: EngineConfig, link: Link[Command], turn: AbstractContextManager[
     Args:
         turn: is held while a step is computed or measured.
     """
-    front_end = FrontEnd(link)
+    front_end = FrontEndLink(link)
     try:
         engine = _build(config, front_end, turn)
     except ChairliftError as error:
@@ -195,7 +195,7 @@ def run(config: EngineConfig, link: Link[Command], turn: AbstractContextManager[
     return 0
 
 
-def _build(config: EngineConfig, front_end: FrontEnd, turn: AbstractContextManager[None]) -> Any:
+def _build(config: EngineConfig, front_end: FrontEndLink, turn: AbstractContextManager[None]) -> Any:
     from chairlift.engine.startup.factory import build_engine
 
     engine = build_engine(

@@ -32,12 +32,13 @@ class Call:
     """One call of the API, from its arrival to the end of its response. It is `request.state.call`.
 
     Attributes:
-        key: its key; one without rights until `key_filter` has found another.
-        time: its beginning, in seconds since the epoch.
+        key: the key of the caller; one without rights until `key_filter` has found another.
+        time: the arrival, in seconds since the epoch.
         request_id: the id of the header `x-request-id` of the client, or a random one. The id of its response ends in
             it, unless the body has another `request_id`, or a call in progress has the same id.
-        model_seconds: the time for which it waited for its model.
-        id: the id by which it can be explained, once its requests are sent to the engine or its wait for a model fails.
+        model_seconds: the seconds for which the call waited until its model was loaded.
+        id: the id of its requests in the engine and of their explanation; None until they are sent to the engine, or
+            the wait for a model fails.
         finish_reason: the reason of the first answer to end. For a stop string it is known before the engine's event.
         ignored: the fields of its body that have no effect.
         seconds: the duration until the last byte of the response was written.

@@ -10,6 +10,7 @@ from chairlift.events import EngineStarted, Event, PrefixCacheChanged, RequestAr
 from chairlift.observability.tracker import RequestTracker
 
 MAX_KNOWN_IDS: Final = 8192
+"""The ids whose opaque form is remembered. Beyond that all are forgotten and computed again, with the same result."""
 
 STEP_LISTS: Final = ("request_ids", "admitted", "preempted", "swapped", "finished")
 STEP_MAPS: Final = ("new_blocks", "released_blocks", "num_matched")
