@@ -13,7 +13,7 @@ namespace chairlift {
 namespace {
 
 constexpr int kTargetRows = 96;         // rows of a query block, to amortize loading a tile of keys
-constexpr int kManyRows = 192;          // the same, where enough items remain for all threads
+constexpr int kManyRows = 384;          // the same, where enough items remain for all threads
 constexpr int kItemsPerThread = 6;      // so that threads finish at about the same time
 constexpr int64_t kTileLoadRows = 8;    // the cost of loading a tile, in rows computed over it
 constexpr int64_t kPrepareRows = 16;    // tokens of a prompt whose K and V one task writes
@@ -200,10 +200,11 @@ void LayerRun::merge(int32_t index, const QueryBlock& queries, void* scratch) co
 
 }  // namespace
 
-// Enough for operands of tiles too, which have half as many bytes for each of their rows, but more rows.
+// Enough for products in tile registers, which need the most: keys and values of a split in bfloat16, and the scores, weights
+// and outputs of 32 rows.
 size_t attention_scratch_bytes(const AttentionShape& shape, int64_t rows) {
-  const int64_t stride = shape.row_stride(), padded = (rows + 15) / 16 * 16 + 16;
-  const int64_t tiles = 2 * kKeyTile * stride;
+  const int64_t stride = shape.row_stride(), padded = (rows + 15) / 16 * 16 + 32;
+  const int64_t tiles = kSplit * (stride + 32) + 32 * (stride + 64 + 32);
   const int64_t per_row = stride + 16 + 2 + 2;  // query, sums by lane, first and last key
   return static_cast<size_t>(tiles + padded * per_row + 2 * state_floats(rows, stride)) * sizeof(float);
 }

@@ -185,15 +185,6 @@ static void attend_tiles(const Work& work, const State& state, int split, const 
   }
 }
 
-template <KVType type, typename AttendTile>
-static void attend_split(const Work& work, const State& state, int split, const QueryBlock* next, int64_t next_key,
-                         Walk& walk, AttendTile attend_tile) {
-  clear_state(state, work.num_rows, work.stride);
-  for (int i = 0; i < work.num_rows * 16; i += kLanes) store(work.lane_sums + i, zero());
-  attend_tiles<type>(work, state, split, next, next_key, walk, attend_tile);
-  for (int r = 0; r < work.num_rows; ++r) state.sum[r] = reduce_add(load(work.lane_sums + r * 16));
-}
-
 // The sum of exponentials of a row, with that of the sink of its head. A sink far above all scores makes the sum so
 // large that the output is zero.
 static inline F with_sink(const AttentionShape& shape, const QueryBlock& block, const State& state, int row) {
@@ -216,24 +207,37 @@ static void write_out(const AttentionShape& shape, const QueryBlock& block, cons
   }
 }
 
-// Calls attend_tile(state, tile) for each tile and head, and writes the outputs of the block or the states of the splits.
-template <KVType type, typename AttendTile>
-static void attend_splits(const Work& work, const SplitRange& splits, const SplitRange* next, AttendTile attend_tile) {
+// Calls attend_split(state, split) for each split, which starts with an empty state, and writes the outputs of the block or
+// the states of the splits.
+template <typename AttendSplit>
+static CHAIRLIFT_INLINE void attend_each_split(const Work& work, const SplitRange& splits, AttendSplit attend_split) {
   const int num_rows = work.num_rows, stride = work.stride;
   const State running = state_at(work.running, num_rows), total = state_at(work.total, num_rows);
   float* states = splits.states;
   if (!states) clear_state(total, num_rows, stride);
-  Walk walk;
-  find_tile<type>(work.shape, work.kv, work.block, first_tile(work.block, splits.first_split), *walk.current);
   for (int split = splits.first_split; split < splits.end_split; ++split) {
-    const bool is_last = split + 1 == splits.end_split;
-    const QueryBlock* const block = !is_last ? &work.block : next ? &next->block : nullptr;
-    const int64_t next_key = block ? first_tile(*block, is_last ? next->first_split : split + 1) : 0;
-    attend_split<type>(work, states ? state_at(states, num_rows) : running, split, block, next_key, walk, attend_tile);
+    const State state = states ? state_at(states, num_rows) : running;
+    clear_state(state, num_rows, stride);
+    for (int i = 0; i < num_rows * 16; i += kLanes) store(work.lane_sums + i, zero());
+    attend_split(state, split);
+    for (int r = 0; r < num_rows; ++r) state.sum[r] = reduce_add(load(work.lane_sums + r * 16));
     if (states) states += state_floats(num_rows, stride);
     else merge_state(total, running, num_rows, stride);
   }
   if (!states) write_out(work.shape, work.block, total);
+}
+
+// Calls attend_tile(state, tile) for each tile and head.
+template <KVType type, typename AttendTile>
+static void attend_splits(const Work& work, const SplitRange& splits, const SplitRange* next, AttendTile attend_tile) {
+  Walk walk;
+  find_tile<type>(work.shape, work.kv, work.block, first_tile(work.block, splits.first_split), *walk.current);
+  attend_each_split(work, splits, [&](const State& state, int split) CHAIRLIFT_ALWAYS {
+    const bool is_last = split + 1 == splits.end_split;
+    const QueryBlock* const block = !is_last ? &work.block : next ? &next->block : nullptr;
+    const int64_t next_key = block ? first_tile(*block, is_last ? next->first_split : split + 1) : 0;
+    attend_tiles<type>(work, state, split, block, next_key, walk, attend_tile);
+  });
 }
 
 }  // namespace chairlift::CHAIRLIFT_ISA::attention

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "attention/attention_amx.inl"
-#include "attention/attention_bf16.inl"
 #include "linear/linear_amx_grouped.inl"
 #include "runtime/isa_table.h"
 #include "simd/simd.h"

@@ -108,6 +108,9 @@ static inline void store_bf16(uint16_t* p, F x) {
 static inline void store_bf16_n(uint16_t* p, F x, int n) {
   _mm256_mask_storeu_epi16(p, first_lanes(n), narrow_bf16(x));
 }
+#ifdef CHAIRLIFT_BF16
+static inline void store_bf16(uint16_t* p, F a, F b) { _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(b, a)); }
+#endif
 static inline F load_f16(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
@@ -164,6 +167,9 @@ static inline void store_s8_n(int8_t* p, I x, int n) {
 
 // 2^n for integral n in [-126, 127], as the exponent field.
 static inline F pow2i(F n) { return _mm512_castsi512_ps(_mm512_slli_epi32(to_int(add(n, set1(127.0f))), 23)); }
+// x - floor(x), and x * 2^floor(n), which is 0 or denormal below -126.
+static inline F fraction(F x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+static inline F times_pow2_floor(F x, F n) { return _mm512_scalef_ps(x, n); }
 static inline F times_pow2i(F x, F n) { return _mm512_scalef_ps(x, n); }
 static inline F round_even(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 

@@ -231,6 +231,7 @@ static inline void store_bf16_n(uint16_t* p, F x, int n) {
   std::memcpy(p, rounded, static_cast<size_t>(n) * sizeof(uint16_t));
 }
 static inline void store_bf16(uint16_t* p, F x) { store_bf16_n(p, x, kLanes); }
+static inline void store_bf16(uint16_t* p, F a, F b) { store_bf16(p, a), store_bf16(p + kLanes, b); }
 static inline F load_f16(const uint16_t* p) {
   return parts<F>([=](int i) { return floats_of_halves(__builtin_convertvector(read<HalfPart>(p + 4 * i), BitsPart)); });
 }
@@ -321,6 +322,25 @@ static inline F pow2i(F n) {
 static inline F times_pow2i(F x, F n) { return mul(x, pow2i(n)); }
 static inline F round_even(F x) {
   return parts<F>([&](int i) { return round_part(x.v[i]); });
+}
+
+static inline F floor(F x) {
+  const F n = round_even(x);
+  return sub(n, select(less(x, n), set1(1.0f), zero()));
+}
+// x - floor(x), rounded down as by the instruction of AVX-512, and x * 2^floor(n), which is 0 below -126 and finite for finite
+// x.
+static inline F fraction(F x) {
+  const F n = floor(x);
+  return parts<F>([&](int i) {
+    const FloatPart nearest = x.v[i] - n.v[i];
+    const IntPart is_above = nearest + n.v[i] > x.v[i];  // -1 or 0
+    return floats_of(bits_of(nearest) + bits_of(is_above));
+  });
+}
+static inline F times_pow2_floor(F x, F n) {
+  const F power = floor(n), lowest = set1(-126.0f);
+  return select(less(power, lowest), zero(), times_pow2i(x, max(min(power, set1(127.0f)), lowest)));
 }
 
 // acc + the sum of four products of unsigned and signed bytes, lane by lane; exact. Products fit in 16 bits.

@@ -24,15 +24,4 @@ struct TileProduct {
   float* c;  // [16][kProductColumns]
 };
 
-// c[key][query] = the sum over parts of keys[key] * queries[query], for groups of 16 keys and for 16 queries, some of which
-// may be those of other products: as TileProduct with its operands exchanged, with the same bits.
-struct KeyProduct {
-  const uint8_t* keys[kMaxGroups];  // 16 rows of each group, `row_bytes` apart
-  int64_t row_bytes;
-  const uint8_t* queries;  // [parts][16 pairs of inputs], `part_bytes` and `line_bytes` apart
-  int64_t part_bytes, line_bytes;
-  int num_parts;
-  float* c;  // [groups * 16][16]
-};
-
 }  // namespace chairlift
