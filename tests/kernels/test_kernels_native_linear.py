@@ -110,15 +110,18 @@ def prepared(x: torch.Tensor, prologue: Prologue, in_features: int) -> torch.Ten
     return multiply(pack("f32", torch.eye(in_features)), x, prologue)
 
 
-def reference_product(matrix: Any, y: torch.Tensor, kind: NativePrologueKind) -> tuple[torch.Tensor, torch.Tensor]:
-    """The product of rows after their prologue, and the tolerance of float32 sums."""
+def reference_product(
+    matrix: Any, y: torch.Tensor, kind: NativePrologueKind, group: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The product of rows after their prologue, and the tolerance of float32 sums. `group`: inputs that share a scale."""
     weight = torch.from_numpy(matrix.unpack(0, matrix.out_features))
     if matrix.format == "bf16" and NATIVE.isa() in ROUNDING_TO_BF16:
         y = y.bfloat16().float()
     if matrix.format in (*FLOATS, "f8_e4m3"):
         product = (y.double() @ weight.double().t()).float()
     else:
-        product = quantized_linear(y, weight, None, kind, has_row_scale=matrix.format == "int8")
+        group = group or (SUPER_BLOCK if matrix.format in SUPER_FORMATS else 32)
+        product = quantized_linear(y, weight, None, kind, matrix.format == "int8", group)
     # A 4-bit weight is a multiple of its scale and a minimum, both of them up to twice as large as the largest weight.
     magnitude = y.abs().sum(1)[:, None] * weight.abs().amax(1)[None, :]
     return product, 2**-23 * (8 + matrix.in_features / 8) * magnitude
@@ -348,17 +351,30 @@ def test_blocks_keep_their_values_and_their_size(name: str, in_features: int) ->
 
 
 @loop_over("num_rows", [1, 7, 45])
-def test_matrices_in_several_formats_are_multiplied_as_one(num_rows: int) -> None:
+@loop_over("names", [("q4_k", "q6_k", "q2_k"), ("q4_0", "q8_0", "q5_1")])
+def test_matrices_in_several_formats_are_multiplied_as_one(names: tuple[str, ...], num_rows: int) -> None:
     torch.manual_seed(0)
     sizes = [100, 33, 70]
     x, bias, residual = make_rows(num_rows, 256), torch.randn(sum(sizes)), torch.randn(num_rows, sum(sizes))
-    matrices = [pack(name, torch.randn(out, 256)) for name, out in zip(("q4_k", "q6_k", "q5_0"), sizes, strict=True)]
+    matrices = [pack(name, torch.randn(out, 256)) for name, out in zip(names, sizes, strict=True)]
     linear = NATIVE.FusedLinear(matrices, bias.numpy(), "none", None, None, 0.0)
     out = residual.clone()
     linear(x.data_ptr(), 256, num_rows, out.data_ptr(), sum(sizes), True)
     own = zip(matrices, bias.split(sizes), residual.split(sizes, dim=1), strict=True)
     parts = [multiply(part, x, Prologue("none"), vector, rest.contiguous()) for part, vector, rest in own]
     assert torch.equal(out, torch.cat(parts, dim=1))
+
+
+@loop_over("num_rows", [1, 7, 45, 70])
+def test_beside_a_matrix_with_super_blocks_all_inputs_share_their_scales(num_rows: int) -> None:
+    torch.manual_seed(0)
+    x, matrices = make_rows(num_rows, 512), [pack(name, torch.randn(20, 512)) for name in ("q4_k", "q5_1", "q8_0")]
+    linear = NATIVE.FusedLinear(matrices, None, "none", None, None, 0.0)
+    out = torch.empty(num_rows, 60)
+    linear(x.data_ptr(), 512, num_rows, out.data_ptr(), 60, False)
+    for matrix, part in zip(matrices, out.split(20, dim=1), strict=True):
+        expected, tolerance = reference_product(matrix, x, "none", SUPER_BLOCK)
+        assert ((part - expected).abs() <= tolerance + 1e-6 * (1 + expected.abs())).all()
 
 
 @loop_over("name", sorted(GROUPED.keys() - {"mxfp4"}))

@@ -37,20 +37,25 @@ LARGEST_STEP: Final = 127 * 128 + 63
 """The largest multiple of the scale of a row that an outlier can be."""
 
 
-def quantize_groups(x: torch.Tensor, outlier_after: float) -> torch.Tensor:
-    """Quantize the activations x [T, n] as products do with weights that have scales for groups of 32 inputs.
+def quantize_groups(x: torch.Tensor, outlier_after: float, group: int = 32) -> torch.Tensor:
+    """Quantize the activations x [T, n] as products do with weights that have scales for groups of inputs.
 
-    A value whose magnitude exceeds `outlier_after` times the mean magnitude of its group of 32 values is an outlier and
+    A value whose magnitude exceeds `outlier_after` times the mean magnitude of its group of values is an outlier and
     remains a float, as in LLM.int8() (Dettmers et al., 2022, section 3.2). The other values are rounded to integers
     from -127 to 127 times a scale; the largest one becomes 127.
+
+    Args:
+        x: the activations. If `group` is 256, n is a multiple of it.
+        outlier_after: the threshold of outliers.
+        group: the number of inputs that share a scale.
 
     Returns:
         The quantized values as float64 [T, n], so that a product with them adds no rounding.
     """
     num_rows, size = x.shape
-    groups = torch.nn.functional.pad(x.float(), (0, -size % 32)).view(num_rows, -1, 32)
+    groups = torch.nn.functional.pad(x.float(), (0, -size % group)).view(num_rows, -1, group)
     magnitudes = groups.abs()
-    is_outlier = magnitudes > (magnitudes.sum(-1) * (outlier_after / 32)).unsqueeze(-1)
+    is_outlier = magnitudes > (magnitudes.sum(-1) * (outlier_after / group)).unsqueeze(-1)
     top = magnitudes.masked_fill(is_outlier, 0).amax(-1, keepdim=True)
     seen = torch.where(is_outlier, groups.double(), _round_to_steps(groups, top))
     return seen.view(num_rows, -1)[:, :size]
@@ -85,6 +90,7 @@ def quantized_linear(
     bias: torch.Tensor | None,
     prologue: NativePrologueKind,
     has_row_scale: bool = False,
+    group: int = 32,
 ) -> torch.Tensor:
     """`reference_kernels.linear` with a matrix of integers, after a prologue of the given kind.
 
@@ -93,11 +99,12 @@ def quantized_linear(
         weight: [out, in], the values of the matrix as floats.
         bias: [out] or None.
         has_row_scale: whether weights have one scale per output, and activations one per row.
+        group: the number of inputs that share a scale otherwise.
     """
     quantized = (
         quantize_rows(x, OUTLIER_AFTER_IN_ROWS[prologue])
         if has_row_scale
-        else quantize_groups(x, OUTLIER_AFTER[prologue])
+        else quantize_groups(x, OUTLIER_AFTER[prologue], group)
     )
     y = quantized @ weight.double().t()
     return (y if bias is None else y + bias.double()).float()

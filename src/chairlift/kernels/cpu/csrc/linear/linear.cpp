@@ -69,6 +69,9 @@ struct Linear::Activations {
       return is_grouped(part->format()) && group_format(part->format()).group < kGroup;
     });
     halves_bytes = has_halves ? 2 * scales_bytes : 0;
+    has_supers = std::any_of(linear.parts_.begin(), linear.parts_.end(), [](const auto& part) {
+      return is_grouped(part->format()) && group_format(part->format()).scales == ScaleKind::factor;
+    });
     block_bytes = round_up(values_bytes + 3 * scales_bytes + halves_bytes, 64);
     if (!is_integer) return;
     list_bytes = 4 * outlier_list_ints(padded_inputs);
@@ -156,6 +159,7 @@ struct Linear::Activations {
   const LinearTiles& tiles;
   const ProductKernel& kernel;
   bool is_integer, has_row_scale;
+  bool has_supers = false;  // whether the inputs of a super-block share a scale
   int64_t rows, padded_inputs, num_blocks;
   int64_t rows_at_once;  // prepared by one thread: not less than share a cache line of the values
   int64_t value_bytes, row_bytes, values_bytes, scales_bytes, halves_bytes = 0, block_bytes;
@@ -215,7 +219,7 @@ int64_t Linear::out_features() const {
 
 namespace {
 
-// The threshold of outliers, in multiples of the mean magnitude of their group or row: kMinOutlier or more. After a norm
+// The threshold of outliers, in multiples of the mean magnitude of their group, super-block or row: kMinOutlier or more. After a norm
 // a few channels are always large, and their rounding affects every product of the layer. A gated activation has many
 // large values, and each outlier takes time. docs/adr/0014 has the measurements.
 float outlier_after(Prologue prologue, bool has_row_scale) {
@@ -295,6 +299,7 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t f
                               static_cast<int>(r % kernel.block_rows),
                               kernel.block_rows,
                               outlier_after(prologue_, activations.has_row_scale),
+                              activations.has_supers,
                               &outliers,
                               is_read_in_place ? next : row};
     int32_t* const list = activations.row_outliers(r);

@@ -2,6 +2,9 @@
 //
 // A format is the codes of a quad, and the scale and minimum of a group, in front of the same product. Weights are
 // unpacked in registers, or once for many rows (`unpack`); both have the same codes and scales, hence the same bits.
+//
+// If the scales of groups are factors of a super-scale, the inputs of a super-block share a scale too, and their products are
+// one sum of integers.
 #pragma once
 
 #include "linear/linear_products.inl"
@@ -13,6 +16,18 @@ namespace chairlift::CHAIRLIFT_ISA {
 struct GroupScale {
   F scale, minimum;
 };
+// The same as factors of the super-scales.
+struct GroupFactors {
+  I scale, minimum;
+};
+constexpr int kSuperGroups = kSuperBlock / kGroup;
+
+// The scale and minimum of a group. super: those of its super-block, whose minimums are subtracted.
+template <bool kMinimum>
+static inline GroupScale scale_of(const GroupFactors& factors, const GroupScale& super) {
+  return {mul(super.scale, to_float(factors.scale)),
+          kMinimum ? neg(mul(super.minimum, to_float(factors.minimum))) : zero()};
+}
 
 // The bits of quad q in the planes of kBits bits of one group, moved to the bits from `to` on.
 template <int kBits>
@@ -30,7 +45,7 @@ template <WeightFormat kFormat>
 struct PackedWeights {
   static constexpr GroupFormat f = group_format(kFormat);
   static constexpr int kInputs = f.group, kCenterBits = f.center_bits;
-  static constexpr bool kHasMinimum = f.has_minimum;
+  static constexpr bool kHasMinimum = f.has_minimum, kHasFactors = f.scales == ScaleKind::factor;
   static constexpr int kQuadsAtOnce = quads_at_once(largest_code(kFormat));
 
   PackedWeights(const uint8_t* stripe, int64_t stripe_bytes, int64_t padded_inputs)
@@ -64,13 +79,25 @@ struct PackedWeights {
     }
     if constexpr (f.scales == ScaleKind::direct)
       return {half_at(at), f.has_minimum ? half_at(at + kStripe * 2) : zero()};
-    const uint8_t* const super = own + supers_at + group / (kSuperBlock / f.group) * f.super_bytes();
-    if constexpr (!f.has_minimum)
-      return {mul(half_at(super), load_s8(reinterpret_cast<const int8_t*>(at) + column)), zero()};
-    const I factors = load_u8(at + column);
-    const I factor = f.shares_bytes() ? bits_at(factors, 0, 15) : factors;
-    const I minimum = f.shares_bytes() ? bits_at(factors, 4, 15) : load_u8(at + kStripe + column);
-    return {mul(half_at(super), to_float(factor)), neg(mul(half_at(super + kStripe * 2), to_float(minimum)))};
+    if constexpr (kHasFactors)
+      return scale_of<f.has_minimum>(factors(v, group), super_scale(v, group / (kSuperBlock / f.group)));
+  }
+
+  GroupFactors factors(int v, int64_t group) const {
+    const uint8_t* const at = stripe + v / kStripeVectors * stripe_bytes + scales_at + group * f.scale_bytes() +
+                              v % kStripeVectors * kLanes;
+    if constexpr (!f.has_minimum) return {iload_s8(reinterpret_cast<const int8_t*>(at)), izero()};
+    const I bytes = load_u8(at);
+    if constexpr (f.shares_bytes()) return {bits_at(bytes, 0, 15), bits_at(bytes, 4, 15)};
+    return {bytes, load_u8(at + kStripe)};
+  }
+
+  // The super-scale, and that of minimums, which are subtracted.
+  GroupScale super_scale(int v, int64_t super) const {
+    const auto* const at = reinterpret_cast<const uint16_t*>(stripe + v / kStripeVectors * stripe_bytes + supers_at +
+                                                             super * f.super_bytes()) +
+                           v % kStripeVectors * kLanes;
+    return {load_f16(at), f.has_minimum ? load_f16(at + kStripe) : zero()};
   }
 
   const uint8_t* stripe;
@@ -78,31 +105,45 @@ struct PackedWeights {
 };
 
 // The weights of a tile that `unpack` has written. Formats that agree in the parameters share code.
-template <int kGroupInputs, int kBits, bool kMinimum, int kQuads>
+template <int kGroupInputs, int kBits, bool kMinimum, bool kFactors, int kQuads>
 struct UnpackedWeights {
   static constexpr int kInputs = kGroupInputs, kCenterBits = kBits;
-  static constexpr bool kHasMinimum = kMinimum;
+  static constexpr bool kHasMinimum = kMinimum, kHasFactors = kFactors;
   static constexpr int kQuadsAtOnce = kQuads;
   static constexpr int64_t kScaleBytes = kStripe * 4 * (kMinimum ? 2 : 1);
 
   UnpackedWeights(const uint8_t* stripe, int64_t stripe_bytes, int64_t padded_inputs)
-      : stripe(stripe), stripe_bytes(stripe_bytes), scales_at(padded_inputs * kStripe) {}
+      : stripe(stripe),
+        stripe_bytes(stripe_bytes),
+        scales_at(padded_inputs * kStripe),
+        supers_at(scales_at + padded_inputs / kInputs * kScaleBytes) {}
 
   I codes(int v, int64_t group_of_32, int q) const {
     return iload(vector_of<int32_t>(stripe + (group_of_32 * kGroup + q * 4) * kStripe, stripe_bytes, v));
   }
+  GroupScale floats(int v, int64_t at) const {
+    const float* const scale = vector_of<float>(stripe + at, stripe_bytes, v);
+    return {load(scale), kHasMinimum ? load(scale + kStripe) : zero()};
+  }
   GroupScale scale(int v, int64_t group) const {
-    const float* const at = vector_of<float>(stripe + scales_at + group * kScaleBytes, stripe_bytes, v);
-    return {load(at), kHasMinimum ? load(at + kStripe) : zero()};
+    if constexpr (kHasFactors)
+      return scale_of<kHasMinimum>(factors(v, group), super_scale(v, group / (kSuperBlock / kInputs)));
+    else return floats(v, scales_at + group * kScaleBytes);
+  }
+  GroupScale super_scale(int v, int64_t super) const { return floats(v, supers_at + super * kScaleBytes); }
+  GroupFactors factors(int v, int64_t group) const {
+    const int32_t* const at = vector_of<int32_t>(stripe + scales_at + group * kScaleBytes, stripe_bytes, v);
+    return {iload(at), kHasMinimum ? iload(at + kStripe) : izero()};
   }
 
   const uint8_t* stripe;
-  int64_t stripe_bytes, scales_at;
+  int64_t stripe_bytes, scales_at, supers_at;
 };
 
 template <WeightFormat kFormat>
-using Unpacked = UnpackedWeights<group_format(kFormat).group, group_format(kFormat).center_bits,
-                                 group_format(kFormat).has_minimum, quads_at_once(largest_code(kFormat))>;
+using Unpacked =
+    UnpackedWeights<group_format(kFormat).group, group_format(kFormat).center_bits, group_format(kFormat).has_minimum,
+                    PackedWeights<kFormat>::kHasFactors, quads_at_once(largest_code(kFormat))>;
 
 template <WeightFormat kFormat>
 static void unpack(const uint8_t* stripe, int64_t padded_inputs, uint8_t* unpacked) {
@@ -110,13 +151,23 @@ static void unpack(const uint8_t* stripe, int64_t padded_inputs, uint8_t* unpack
   const PackedWeights<kFormat> weights(stripe, 0, padded_inputs);
   for (int v = 0; v < kStripeVectors; ++v) {
     uint8_t* to = unpacked + v * kLanes * 4;
+    const auto put_floats = [&](const GroupScale& found) {
+      store(reinterpret_cast<float*>(to), found.scale);
+      if (Target::kHasMinimum) store(reinterpret_cast<float*>(to) + kStripe, found.minimum);
+      to += Target::kScaleBytes;
+    };
     for (int64_t g = 0; g < padded_inputs / kGroup; ++g)
 #pragma GCC unroll 8
       for (int q = 0; q < kGroup / 4; ++q, to += kStripe * 4) istore(to, weights.codes(v, g, q));
-    for (int64_t g = 0; g < padded_inputs / Target::kInputs; ++g, to += Target::kScaleBytes) {
-      const GroupScale found = weights.scale(v, g);
-      store(reinterpret_cast<float*>(to), found.scale);
-      if (Target::kHasMinimum) store(reinterpret_cast<float*>(to) + kStripe, found.minimum);
+    if constexpr (!Target::kHasFactors) {
+      for (int64_t g = 0; g < padded_inputs / Target::kInputs; ++g) put_floats(weights.scale(v, g));
+    } else {
+      for (int64_t g = 0; g < padded_inputs / Target::kInputs; ++g, to += Target::kScaleBytes) {
+        const GroupFactors found = weights.factors(v, g);
+        istore(to, found.scale);
+        if (Target::kHasMinimum) istore(to + kStripe * 4, found.minimum);
+      }
+      for (int64_t super = 0; super < padded_inputs / kSuperBlock; ++super) put_floats(weights.super_scale(v, super));
     }
   }
 }
@@ -128,16 +179,25 @@ static inline I start_of_group(int32_t correction) {
   return shift_left(iset1(correction), Weights::kCenterBits);
 }
 
-// Adds the product of a group to an output. acc: the sum of the products of codes; the other values are those of the row.
+// The sums of a super-block of weights with factors.
+template <int kRows, int kVectors>
+struct SuperSums {
+  I of[kVectors][kRows];
+};
+
+// Adds the product of a group to an output. acc: the sum of the products of codes; sum: of the inputs, times their scale.
+template <bool kMinimum>
+static inline F add_scaled(I acc, const GroupScale& of_group, float scale, float sum, F y) {
+  y = fma(mul(to_float(acc), of_group.scale), set1(scale), y);
+  return kMinimum ? fma(of_group.minimum, set1(sum), y) : y;
+}
+
+// The sum of a super-block as a float. minimums: the sum of the factors of minimums times minus the sums of inputs, which is
+// exact in integers and in floats.
 template <typename Weights>
-static inline F add_scaled(I acc, const GroupScale& of_group, float scale, int32_t correction, float sum, F y) {
-  const F x_scale = set1(scale);
-  y = fma(mul(to_float(acc), of_group.scale), x_scale, y);
-  if constexpr (Weights::kHasMinimum) {
-    const F x_sum = Weights::kInputs == 16 ? mul(x_scale, to_float(iset1(-correction))) : set1(sum);
-    y = fma(of_group.minimum, x_sum, y);
-  }
-  return y;
+static inline F scale_super(I total, F minimums, const GroupScale& super) {
+  if constexpr (Weights::kHasMinimum) return fma(to_float(total), super.scale, mul(minimums, super.minimum));
+  return mul(to_float(total), super.scale);
 }
 
 // Adds the products of kQuads quads of a group of 32 inputs, from first_quad on, to the sums of a group.
@@ -174,13 +234,19 @@ static inline void add_quads(const Weights& weights, int64_t g, int first_quad, 
   }
 }
 
-// Adds the products of a group: quads first_quad and following of a group of 32 inputs.
-template <typename Weights, int kRows, int kVectors>
+// Minus the sums of the inputs of groups, in the order of the groups of the weights.
+template <typename Weights>
+static inline const int32_t* corrections(const ActivationBlock& block) {
+  return Weights::kInputs == 16 ? block.half_correction : block.correction;
+}
+
+// Adds the products of a group: quads first_quad and following of a group of 32 inputs. totals: SuperSums if the weights have
+// factors, or else Sums.
+template <typename Weights, int kRows, int kVectors, template <int, int> typename Totals>
 static inline void add_group(const ActivationBlock& block, const Weights& weights, int64_t g, int first_quad,
-                             Sums<kRows, kVectors>& y) {
-  constexpr bool kIsHalf = Weights::kInputs == 16;
-  const int64_t group = kIsHalf ? 2 * g + first_quad / 4 : g;
-  const int32_t* const correction = (kIsHalf ? block.half_correction : block.correction) + group * kBlockRows;
+                             Totals<kRows, kVectors>& totals) {
+  const int64_t group = Weights::kInputs == 16 ? 2 * g + first_quad / 4 : g;
+  const int32_t* const correction = corrections<Weights>(block) + group * kBlockRows;
   I acc[kVectors][kRows];
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m) {
@@ -194,10 +260,41 @@ static inline void add_group(const ActivationBlock& block, const Weights& weight
   const float* const sum = static_cast<const float*>(block.sum) + g * kBlockRows;
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
-    const GroupScale of_group = weights.scale(v, group);
+    if constexpr (Weights::kHasFactors) {
+      const I factor = weights.factors(v, group).scale;
+#pragma GCC unroll 16
+      for (int m = 0; m < kRows; ++m) totals.of[v][m] = iadd(totals.of[v][m], imul(acc[v][m], factor));
+    } else {
+      const GroupScale of_group = weights.scale(v, group);
+#pragma GCC unroll 16
+      for (int m = 0; m < kRows; ++m)
+        totals.of[v][m] = add_scaled<Weights::kHasMinimum>(acc[v][m], of_group, scale[m], sum[m], totals.of[v][m]);
+    }
+  }
+}
+
+// Adds the sums of a super-block to the outputs.
+template <typename Weights, int kRows, int kVectors>
+static inline void add_super(const ActivationBlock& block, const Weights& weights, int64_t super,
+                             const SuperSums<kRows, kVectors>& totals, Sums<kRows, kVectors>& y) {
+  constexpr int kGroups = kSuperBlock / Weights::kInputs;
+  const float* const scale = block.scale + super * kSuperGroups * kBlockRows;
+  const int32_t* const correction = corrections<Weights>(block) + super * kGroups * kBlockRows;
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+    F minimums[kRows];
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) minimums[m] = zero();
+    for (int i = 0; Weights::kHasMinimum && i < kGroups; ++i) {
+      const F factor = to_float(weights.factors(v, super * kGroups + i).minimum);
+#pragma GCC unroll 16
+      for (int m = 0; m < kRows; ++m)
+        minimums[m] = fma(factor, to_float(iset1(correction[i * kBlockRows + m])), minimums[m]);
+    }
+    const GroupScale of_super = weights.super_scale(v, super);
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m)
-      y.of[v][m] = add_scaled<Weights>(acc[v][m], of_group, scale[m], correction[m], sum[m], y.of[v][m]);
+      y.of[v][m] = fma(scale_super<Weights>(totals.of[v][m], minimums[m], of_super), set1(scale[m]), y.of[v][m]);
   }
 }
 
@@ -231,10 +328,21 @@ static void multiply_grouped_rows(const StripeTask& task) {
   Sums<kRows, kVectors> y;
   for (int v = 0; v < kVectors; ++v)
     for (int m = 0; m < kRows; ++m) y.of[v][m] = zero();
-  for (int64_t g = 0; g < task.padded_inputs / kGroup; ++g) {
-    ahead.prefetch_part();
+  const auto add_groups = [&](int64_t first, int64_t end, auto& totals) {
+    for (int64_t g = first; g < end; ++g) {
+      ahead.prefetch_part();
 #pragma GCC unroll 2
-    for (int quad = 0; quad < kGroup / 4; quad += Weights::kInputs / 4) add_group(task.block(), weights, g, quad, y);
+      for (int quad = 0; quad < kGroup / 4; quad += Weights::kInputs / 4) add_group(task.block(), weights, g, quad, totals);
+    }
+  };
+  if constexpr (Weights::kHasFactors) {
+    for (int64_t super = 0; super < task.padded_inputs / kSuperBlock; ++super) {
+      SuperSums<kRows, kVectors> totals = {};
+      add_groups(super * kSuperGroups, (super + 1) * kSuperGroups, totals);
+      add_super(task.block(), weights, super, totals, y);
+    }
+  } else {
+    add_groups(0, task.padded_inputs / kGroup, y);
   }
   add_outliers(task.block(), weights, y);
 #pragma GCC unroll 4

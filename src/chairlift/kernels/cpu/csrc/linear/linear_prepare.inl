@@ -126,14 +126,36 @@ struct Measured {
   alignas(64) float scale[kManyGroups];
 };
 
-static inline void measure(const float* y, int count, float outlier, Measured& found) {
+// Replaces the values of the groups of each super-block by their reduction with `op`, times factor(number of groups).
+template <typename Op, typename Factor>
+static inline void share_in_supers(float* values, int count, Op op, Factor factor) {
+  constexpr int kSuperGroups = kSuperBlock / kGroup;
+  static_assert(kManyGroups % kSuperGroups == 0);
+  for (int first = 0; first < count; first += kSuperGroups) {
+    const int end = count - first < kSuperGroups ? count : first + kSuperGroups;
+    float all = values[first];
+    for (int g = first + 1; g < end; ++g) all = op(all, values[g]);
+    for (int g = first; g < end; ++g) values[g] = all * factor(end - first);
+  }
+}
+
+// has_supers: whether the groups of a super-block share their scale.
+static inline void measure(const float* y, int count, float outlier, bool has_supers, Measured& found) {
   const F sums = reduce_groups(y, count, [](int, F x) { return abs(x); }, [](F a, F b) { return add(a, b); });
   store(found.limit, mul(sums, set1(outlier / kGroup)));
+  if (has_supers)
+    share_in_supers(found.limit, count, [](float a, float b) { return a + b; },
+                    [](int groups) { return 1 / static_cast<float>(groups); });
   const auto inlier = [&](int g, F x) {
     const F size = abs(x);
     return select(less(set1(found.limit[g]), size), zero(), size);
   };
-  const F top = reduce_groups(y, count, inlier, [](F a, F b) { return max(a, b); });
+  F top = reduce_groups(y, count, inlier, [](F a, F b) { return max(a, b); });
+  if (has_supers) {
+    store(found.scale, top);
+    share_in_supers(found.scale, count, [](float a, float b) { return a > b ? a : b; }, [](int) { return 1.0f; });
+    top = load(found.scale);
+  }
   store(found.inverse, select(less(set1(1e-30f), top), div(set1(127.0f), top), zero()));
   store(found.scale, mul(top, set1(1.0f / 127.0f)));
 }
@@ -173,8 +195,8 @@ static inline F negative_sums(const F (&sums)[kManyGroups]) {
   return neg(reduce_each(sums, [](F a, F b) { return add(a, b); }));
 }
 
-// Quantizes each group symmetrically to -127..127. The scale of a group is its largest magnitude without outliers / 127;
-// a group of zeros has scale 0.
+// Quantizes each group, or super-block, symmetrically to -127..127. Its scale is its largest magnitude without outliers / 127,
+// and 0 if all values are zero.
 static void quantize_groups(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target) {
   Measured found;
   alignas(64) float totals[kManyGroups];
@@ -184,7 +206,7 @@ static void quantize_groups(const float* y, int64_t padded_inputs, int8_t* steps
   for (int64_t first = 0; first < padded_inputs; first += kManyGroups * kGroup) {
     const int64_t left = (padded_inputs - first) / kGroup;
     const int count = static_cast<int>(left < kManyGroups ? left : kManyGroups);
-    measure(y + first, count, target.outlier, found);
+    measure(y + first, count, target.outlier, target.has_supers, found);
     F sums[kManyGroups], first_halves[kManyGroups];
     for (int g = count; g < kManyGroups; ++g) sums[g] = first_halves[g] = zero();
     for (int g = 0; g < count; ++g) {

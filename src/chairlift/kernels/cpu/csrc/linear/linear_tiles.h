@@ -20,10 +20,12 @@ namespace chairlift {
 // Rows beyond the matrix are zero, and so are inputs up to the next multiple of 32.
 //
 // Stripes of grouped weights that many blocks of rows multiply are unpacked to [inputs / 4][16 rows][4] codes, then for
-// each group [16] f32 scales and, in formats with minimums, [16] f32 minimums.
+// each group [16] f32 scales and, in formats with minimums, [16] f32 minimums. Scales that are factors are int32, and for
+// each 256 inputs the f32 super-scales follow.
 
-// Activations of eight bits have one scale for each group of 32 inputs if the weights have scales of groups too. With
-// int8 weights they have one scale for each row, so that one sum of integers runs over all inputs.
+// Activations of eight bits have one scale for each group of 32 inputs if the weights have scales of groups too, or for each
+// 256 inputs if these are factors in any matrix of the layer. With int8 weights they have one scale for each row. So one sum
+// of integers runs over all inputs of a scale.
 constexpr bool has_row_scale(WeightFormat format) { return format == WeightFormat::int8; }
 
 // The layout of the activations of a block of rows; the number of rows is a constant of layout and instruction set.
@@ -34,12 +36,12 @@ constexpr bool has_row_scale(WeightFormat format) { return format == WeightForma
 //   bf16_pairs   values [inputs / 2][block rows][2] bf16
 //   bf16_tiles   values [inputs / 32][block rows][32] bf16
 //
-// Bytes have scales. With grouped weights there are, for each group of 32, [groups][block rows] of scale (f32), correction
-// (int32: minus the sum of the values) and sum (f32: scale times the sum of the values); and if weights have groups of 16,
-// [groups of 16][block rows] of the same correction. With int8 there are [block rows] of scale, correction (minus the sum
+// Bytes have scales. With grouped weights there are, for each group of 32, [groups][block rows] of scale (f32, which
+// groups may share), correction (int32: minus the sum of the values) and sum (f32: scale times the sum of the values); and if
+// weights have groups of 16, [groups of 16][block rows] of the same correction. With int8 there are [block rows] of scale, correction (minus the sum
 // of the values times the 128 of the weights) and outlier correction (int32, in `sum`).
 //
-// Outliers are inputs of several times the mean magnitude of their group or row, which would leave too few of the eight
+// Outliers are inputs of several times the mean magnitude of their 256 inputs or row, which would leave too few of the eight
 // bits for the other inputs. Each row has a list of them (see OutlierList):
 //
 //   grouped   entries are inputs, values are f32; `values` has zeros there. The lists of a block are merged: its entries are
@@ -156,7 +158,8 @@ struct RowTarget {
   void* sum;
   int32_t* half_correction;
   int row, block_rows;
-  float outlier;  // the threshold of outliers, in multiples of the mean magnitude of their group or row
+  float outlier;  // the threshold of outliers, in multiples of the mean magnitude of the inputs that share their scale
+  bool has_supers;  // whether the groups of a super-block share a scale
   OutlierList* outliers;
   const float* next;  // a row to be prefetched
 };

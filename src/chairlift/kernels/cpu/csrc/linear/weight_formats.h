@@ -58,9 +58,10 @@ struct GroupFormat {
   constexpr int64_t stripe_bytes(int64_t padded_inputs) const {
     return supers_at(padded_inputs) + padded_inputs / kSuperBlock * super_bytes();
   }
-  // The bytes of a stripe of codes and float scales.
+  // The bytes of a stripe of codes, and scales and super-scales of four bytes.
   constexpr int64_t unpacked_bytes(int64_t padded_inputs) const {
-    return padded_inputs * kStripe + padded_inputs / group * kStripe * 4 * (has_minimum ? 2 : 1);
+    const int64_t supers = scales == ScaleKind::factor ? padded_inputs / kSuperBlock : 0;
+    return padded_inputs * kStripe + (padded_inputs / group + supers) * kStripe * 4 * (has_minimum ? 2 : 1);
   }
 };
 

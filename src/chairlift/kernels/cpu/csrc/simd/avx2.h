@@ -129,9 +129,10 @@ static inline F load_e4m3(const uint8_t* p) {
   const __m128i rest = _mm_slli_epi16(_mm_and_si128(wide, _mm_set1_epi16(0x7f)), 7);
   return _mm256_cvtph_ps(_mm_or_si128(sign, rest));
 }
-static inline F load_s8(const int8_t* p) {
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+static inline I iload_s8(const int8_t* p) {
+  return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
+static inline F load_s8(const int8_t* p) { return _mm256_cvtepi32_ps(iload_s8(p)); }
 static inline F load_s8_n(const int8_t* p, int n) {
   alignas(8) int8_t lanes[8] = {0, 0, 0, 0, 0, 0, 0, 0};
   for (int i = 0; i < n; ++i) lanes[i] = p[i];
@@ -143,6 +144,7 @@ static inline I iset1(int32_t x) { return _mm256_set1_epi32(x); }
 static inline I iload(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 static inline void istore(void* p, I x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }
 static inline I iadd(I a, I b) { return _mm256_add_epi32(a, b); }
+static inline I imul(I a, I b) { return _mm256_mullo_epi32(a, b); }
 static inline I iand(I a, I b) { return _mm256_and_si256(a, b); }
 static inline I ior(I a, I b) { return _mm256_or_si256(a, b); }
 static inline I ixor(I a, I b) { return _mm256_xor_si256(a, b); }

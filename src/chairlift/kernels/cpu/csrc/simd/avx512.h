@@ -124,9 +124,10 @@ static inline F load_e4m3(const uint8_t* p) {
   const __m256i rest = _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x7f)), 7);
   return _mm512_cvtph_ps(_mm256_or_si256(sign, rest));
 }
-static inline F load_s8(const int8_t* p) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+static inline I iload_s8(const int8_t* p) {
+  return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
+static inline F load_s8(const int8_t* p) { return _mm512_cvtepi32_ps(iload_s8(p)); }
 static inline F load_s8_n(const int8_t* p, int n) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first_lanes(n), p)));
 }
@@ -136,6 +137,7 @@ static inline I iset1(int32_t x) { return _mm512_set1_epi32(x); }
 static inline I iload(const void* p) { return _mm512_loadu_si512(p); }
 static inline void istore(void* p, I x) { _mm512_storeu_si512(p, x); }
 static inline I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
+static inline I imul(I a, I b) { return _mm512_mullo_epi32(a, b); }
 static inline I isub_bytes(I a, I b) { return _mm512_sub_epi8(a, b); }
 static inline I iand(I a, I b) { return _mm512_and_si512(a, b); }
 static inline I ior(I a, I b) { return _mm512_or_si512(a, b); }
@@ -173,8 +175,15 @@ static inline F times_pow2_floor(F x, F n) { return _mm512_scalef_ps(x, n); }
 static inline F times_pow2i(F x, F n) { return _mm512_scalef_ps(x, n); }
 static inline F round_even(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
+// The same in each 16 bits.
+static inline I add_words(I a, I b) { return _mm512_add_epi16(a, b); }
+static inline I mul_words(I a, I b) { return _mm512_mullo_epi16(a, b); }
+static inline I shift_words_left(I x, int n) { return _mm512_slli_epi16(x, static_cast<unsigned>(n)); }
+static inline I shift_words_right(I x, int n) { return _mm512_srli_epi16(x, static_cast<unsigned>(n)); }
+
 #ifdef CHAIRLIFT_VNNI
 static inline I dot_u8s8(I acc, I u, I s) { return _mm512_dpbusd_epi32(acc, u, s); }
+static inline I dot_words(I acc, I a, I b) { return _mm512_dpwssd_epi32(acc, a, b); }
 #else
 #define CHAIRLIFT_PAIRS
 static inline I abs_s8(I x) { return _mm512_abs_epi8(x); }

@@ -243,6 +243,9 @@ static inline F load_e4m3(const uint8_t* p) {
     return floats_of_halves((bits & 0x80) << 8 | (bits & 0x7f) << 7);
   });
 }
+static inline I iload_s8(const int8_t* p) {
+  return parts<I>([=](int i) { return __builtin_convertvector(read<SignedBytePart>(p + 4 * i), IntPart); });
+}
 static inline F load_s8(const int8_t* p) {
   return parts<F>([=](int i) { return __builtin_convertvector(read<SignedBytePart>(p + 4 * i), FloatPart); });
 }
@@ -258,6 +261,9 @@ static inline I iload(const void* p) {
 static inline void istore(void* p, I x) { std::memcpy(p, x.v, sizeof x.v); }
 static inline I iadd(I a, I b) {
   return parts<I>([&](int i) { return add(a.v[i], b.v[i]); });
+}
+static inline I imul(I a, I b) {
+  return parts<I>([&](int i) { return ints_of(bits_of(a.v[i]) * bits_of(b.v[i])); });
 }
 static inline I isub_bytes(I a, I b) {
   typedef uint8_t Bytes __attribute__((vector_size(16)));
@@ -275,6 +281,21 @@ static inline I shift_left(I x, int n) {
 // Shifts zeros in.
 static inline I shift_right(I x, int n) {
   return parts<I>([&](int i) { return ints_of(bits_of(x.v[i]) >> n); });
+}
+// The operations on words of 16 bits.
+typedef uint16_t WordPart __attribute__((vector_size(16)));
+static inline WordPart words_of(IntPart x) { return reinterpret_cast<WordPart>(x); }
+static inline I add_words(I a, I b) {
+  return parts<I>([&](int i) { return reinterpret_cast<IntPart>(words_of(a.v[i]) + words_of(b.v[i])); });
+}
+static inline I mul_words(I a, I b) {
+  return parts<I>([&](int i) { return reinterpret_cast<IntPart>(words_of(a.v[i]) * words_of(b.v[i])); });
+}
+static inline I shift_words_left(I x, int n) {
+  return parts<I>([&](int i) { return reinterpret_cast<IntPart>(words_of(x.v[i]) << n); });
+}
+static inline I shift_words_right(I x, int n) {
+  return parts<I>([&](int i) { return reinterpret_cast<IntPart>(words_of(x.v[i]) >> n); });
 }
 static inline I ibytes(uint8_t x) { return iset1(static_cast<int32_t>(x * 0x01010101u)); }
 static inline I load_u8(const uint8_t* p) {
@@ -351,6 +372,13 @@ static inline IntPart add_pairs(IntPart acc, ShortPart u, ShortPart s) {
   const IntPart products = reinterpret_cast<IntPart>(u * s);
   return add(acc, add(products >> 16, ints_of(bits_of(products) << 16) >> 16));
 #endif
+}
+// acc + the sum of two products of signed words, lane by lane.
+static inline I dot_words(I acc, I a, I b) {
+  const auto low = [](IntPart x) { return ints_of(bits_of(x) << 16) >> 16; };
+  return parts<I>([&](int i) {
+    return add(acc.v[i], add(low(a.v[i]) * low(b.v[i]), (a.v[i] >> 16) * (b.v[i] >> 16)));
+  });
 }
 static inline I dot_u8s8(I acc, I u, I s) {
   return parts<I>([&](int i) {

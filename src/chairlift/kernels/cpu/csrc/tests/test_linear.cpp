@@ -64,10 +64,16 @@ struct Expected {
   double value, tolerance;
 };
 
-// Values in double, with the sum and the largest of the magnitudes in each group of inputs.
+// The inputs that share a scale, or the last of them.
+int64_t inputs_of_scale(const Case& c) {
+  if (has_row_scale(c.format)) return c.inputs;
+  return is_grouped(c.format) && group_format(c.format).scales == ScaleKind::factor ? kSuperBlock : kGroup;
+}
+
+// Values in double, with the sum and the largest of the magnitudes of the inputs of each scale.
 struct Operand {
   Operand(const Case& c, std::vector<double> of) : values(std::move(of)) {
-    const int64_t size = has_row_scale(c.format) ? c.inputs : kGroup;
+    const int64_t size = inputs_of_scale(c);
     for (int64_t first = 0; first < c.inputs; first += size) add_group(values.data() + first, std::min(size, c.inputs - first));
   }
 
@@ -86,9 +92,9 @@ struct Operand {
 };
 
 // The product in double. Integer formats may be off by half a step of each input's eight bits, where a step is the
-// largest magnitude of its group (or row) over 127. Products of bfloat16 round inputs to it. The rest is float rounding.
+// largest magnitude of the inputs of its scale over 127. Products of bfloat16 round inputs to it. The rest is float rounding.
 Expected product(const Case& c, const Operand& inputs, const Operand& weights) {
-  const double size = static_cast<double>(has_row_scale(c.format) ? c.inputs : kGroup);
+  const double size = static_cast<double>(inputs_of_scale(c));
   const auto groups = static_cast<int64_t>(weights.sums.size());
   const double rounding = dot(weights.sums.data(), inputs.largest.data(), groups) / 254;
   const double magnitudes = 3 * size * dot(weights.largest.data(), inputs.largest.data(), groups);
