@@ -13,7 +13,7 @@ namespace chairlift {
 namespace {
 
 constexpr int kTargetRows = 96;         // rows of a query block, to amortize loading a tile of keys
-constexpr int kManyRows = 384;          // the same, where enough items remain for all threads
+constexpr int kManyRows = 512;          // the same, where enough items remain for all threads
 constexpr int kItemsPerThread = 6;      // so that threads finish at about the same time
 constexpr int64_t kTileLoadRows = 8;    // the cost of loading a tile, in rows computed over it
 constexpr int64_t kPrepareRows = 16;    // tokens of a prompt whose K and V one task writes
