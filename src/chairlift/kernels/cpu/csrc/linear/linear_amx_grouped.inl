@@ -1,14 +1,11 @@
-// Compiled for instruction sets with tiles: products of weights with groups of 32 inputs, with many rows.
+// Compiled for instruction sets with tiles: products of weights with scales of groups, with many rows.
 //
-// Stripes are unpacked for some inputs at a time, to signed codes and float scales in the first-level cache, and multiplied with
-// all rows of a task. The sum of each group of inputs is a product of tiles whose operands have the inputs of one group. It is
-// scaled and added by the operations of linear_grouped.inl, so a row has the bits that it has in a step with few rows, which
-// has no tiles.
+// Stripes are unpacked for some inputs at a time, in the first-level cache, and multiplied with all rows of a task. If the scales
+// of groups are factors, a sum is that of a super-block. Otherwise it is that of a group, which is scaled and added by the
+// operations of linear_grouped.inl. Both have the bits that a row has in a step with few rows, which has no tiles.
 //
 // Sums pass through memory from tiles to vectors. A load of a line that a tile was stored to shortly before waits for the
-// store, which waits for the product, which waits for its operands. So other groups are between the steps of a group:
-// operands are loaded kLead groups before their sum is scaled, multiplied one group later, and the sum is stored after
-// another one.
+// store, which waits for the product, which waits for its operands. So other products are between the steps of one.
 #pragma once
 
 #include <utility>
@@ -18,10 +15,10 @@
 
 namespace chairlift::CHAIRLIFT_ISA {
 
-constexpr int kMinGroupedRows = 64;                  // 16 rows are not faster than with vectors in all formats (docs/adr/0033)
-constexpr int kTileGroups = kTileRowBytes / kGroup;  // groups of a tile of inputs
+constexpr int kMinGroupedRows = 64;  // without factors: 16 rows are not faster than with vectors in all formats (docs/adr/0033)
+constexpr int kTileGroups = kTileRowBytes / kGroup;      // groups of a tile of inputs
 constexpr int kPartTiles = kSuperBlock / kTileRowBytes;  // tiles of inputs that are unpacked at a time
-constexpr int kLead = 8;                             // a multiple of kTileGroups, for constant tile registers
+constexpr int kLead = 8;                                 // a multiple of kTileGroups, for constant tile registers
 static_assert(kTileGroups == 2);
 
 // --- scales that are integers ---------------------------------------------------------------------------------------
@@ -185,6 +182,9 @@ static void multiply_super(const StripeTask& task, const SuperWeights& weights, 
 }
 
 // --- scales that are floats -----------------------------------------------------------------------------------------
+//
+// Operands are loaded kLead groups before their sum is scaled, multiplied one group later, and the sum is stored after another
+// one.
 
 // The weights of a part of the inputs. The center is subtracted from codes.
 struct alignas(64) WeightPart {
