@@ -113,7 +113,7 @@ def prepared(x: torch.Tensor, prologue: Prologue, in_features: int) -> torch.Ten
 def reference_product(
     matrix: Any, y: torch.Tensor, kind: NativePrologueKind, group: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The product of rows after their prologue, and the tolerance of float32 sums. `group`: inputs that share a scale."""
+    """The product of rows after their prologue, and the tolerance of float32 sums. `group` inputs share a scale."""
     weight = torch.from_numpy(matrix.unpack(0, matrix.out_features))
     if matrix.format == "bf16" and NATIVE.isa() in ROUNDING_TO_BF16:
         y = y.bfloat16().float()

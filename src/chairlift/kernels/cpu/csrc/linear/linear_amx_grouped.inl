@@ -1,8 +1,8 @@
 // Compiled for instruction sets with tiles: products of weights with scales of groups, with many rows.
 //
-// Stripes are unpacked for some inputs at a time, in the first-level cache, and multiplied with all rows of a task. If the scales
-// of groups are factors, a sum is that of a super-block. Otherwise it is that of a group, which is scaled and added by the
-// operations of linear_grouped.inl. Both have the bits that a row has in a step with few rows, which has no tiles.
+// Stripes are unpacked for some inputs at a time, in the first-level cache, and multiplied with all rows of a task. If the
+// scales of groups are factors, a sum is that of a super-block. Otherwise it is that of a group, which is scaled and added by
+// the operations of linear_grouped.inl. Both have the bits that a row has in a step with few rows, which has no tiles.
 //
 // Sums pass through memory from tiles to vectors. A load of a line that a tile was stored to shortly before waits for the
 // store, which waits for the product, which waits for its operands. So other products are between the steps of one.
@@ -69,7 +69,8 @@ __attribute__((noinline)) static void unpack_super(const StripeTask& task, int64
     for (int g = 0; g < kSuperGroups; ++g)
 #pragma GCC unroll 2
       for (int quad = 0; quad < kGroup / 4; quad += f.group / 4)
-        unpack_quads<kFormat, f.group / 4>(weights, s, super * kSuperGroups + g, quad, to.planes[s][0][0] + g * kGroup * kStripe,
+        unpack_quads<kFormat, f.group / 4>(weights, s, super * kSuperGroups + g, quad,
+                                           to.planes[s][0][0] + g * kGroup * kStripe,
                                            to.planes[s][1][0] + g * kGroup * kStripe);
     const GroupScale scale = weights.super_scale(s, super);
     store(to.scales[s], scale.scale);
@@ -166,7 +167,8 @@ static void multiply_super(const StripeTask& task, const SuperWeights& weights, 
     const ActivationBlock& block = task.blocks[b];
     const int left = task.num_rows - b * kTiledBlockRows, num_rows = left < kTiledBlockRows ? left : kTiledBlockRows;
     const auto* const x = static_cast<const uint8_t*>(block.values) + super * kPartTiles * kBlockTileBytes;
-    if (Weights::kHasMinimum) pair_sums<kPairs>(corrections<Weights>(block) + super * 2 * kPairs * kTiledBlockRows, pairs[b % 2]);
+    if (Weights::kHasMinimum)
+      pair_sums<kPairs>(corrections<Weights>(block) + super * 2 * kPairs * kTiledBlockRows, pairs[b % 2]);
     for (int s = 0; s < task.num_stripes; ++s, slot ^= 1) {
       const auto between = [&](int i) CHAIRLIFT_ALWAYS {
         if (s == 0)
@@ -175,7 +177,8 @@ static void multiply_super(const StripeTask& task, const SuperWeights& weights, 
       };
       if (num_rows > kTileRows) multiply_planes<true>(x, weights.planes[s], sums[slot], between);
       else multiply_planes<false>(x, weights.planes[s], sums[slot], between);
-      stored = {&sums[slot], &pairs[b % 2], block.scale + super * kSuperGroups * kTiledBlockRows, s, num_rows, outputs[b].bytes[s]};
+      stored = {&sums[slot], &pairs[b % 2], block.scale + super * kSuperGroups * kTiledBlockRows, s, num_rows,
+                outputs[b].bytes[s]};
     }
   }
   for (int part = 0; part < kPartTiles; ++part) add_part(part);
