@@ -69,7 +69,7 @@ struct Linear::Activations {
       return is_grouped(part->format()) && group_format(part->format()).group < kGroup;
     });
     halves_bytes = has_halves ? 2 * scales_bytes : 0;
-    has_supers = std::any_of(linear.parts_.begin(), linear.parts_.end(), [](const auto& part) {
+    has_supers = tiles.shares_super_scales && std::any_of(linear.parts_.begin(), linear.parts_.end(), [](const auto& part) {
       return is_grouped(part->format()) && group_format(part->format()).scales == ScaleKind::factor;
     });
     block_bytes = round_up(values_bytes + 3 * scales_bytes + halves_bytes, 64);

@@ -374,8 +374,10 @@ static void set_tiled_kernel(LinearTiles& tiles) {
   if constexpr (is_grouped(kFormat)) {
     ProductKernel& kernel = tiles.of_many_rows[static_cast<int>(kFormat)];
     kernel = {kTiledBlockRows, kTiledStripes, ActivationLayout::byte_tiles, multiply_tiled_grouped<kFormat>};
-    kernel.min_rows = PackedWeights<kFormat>::kHasFactors ? kMinManyRows : kMinGroupedRows;
+    constexpr bool kHasFactors = PackedWeights<kFormat>::kHasFactors;
+    kernel.min_rows = kHasFactors ? kMinManyRows : kMinGroupedRows;
     share_tiles(kernel);
+    if constexpr (kHasFactors) tiles.products[static_cast<int>(kFormat)] = grouped_kernel<kFormat>();
   }
 }
 
@@ -383,6 +385,7 @@ template <int... kFormats>
 static void set_tiled_kernels(LinearTiles& tiles, std::integer_sequence<int, kFormats...>) {
   constexpr auto kInt8 = static_cast<int>(WeightFormat::int8), kBf16 = static_cast<int>(WeightFormat::bf16);
   (set_tiled_kernel<static_cast<WeightFormat>(kFormats)>(tiles), ...);
+  tiles.shares_super_scales = kSharesSuperScales;
   tiles.of_many_rows[kInt8] = tiles.of_many_rows[kBf16] = {};  // those of the base would be preferred to tiles
   tiles.products[kInt8] = tiled_kernel(ActivationLayout::byte_tiles, multiply_tiled_int8);
   tiles.products[kBf16] = tiled_kernel(ActivationLayout::bf16_tiles, multiply_tiled_bf16);

@@ -3,14 +3,20 @@
 // A format is the codes of a quad, and the scale and minimum of a group, in front of the same product. Weights are
 // unpacked in registers, or once for many rows (`unpack`); both have the same codes and scales, hence the same bits.
 //
-// If the scales of groups are factors of a super-scale, the inputs of a super-block share a scale too, and their products are
-// one sum of integers.
+// With tiles, if the scales of groups are factors of a super-scale, the inputs of a super-block share a scale too, and their
+// products are one sum of integers. Vectors alone take longer for such sums (docs/experiments.md).
 #pragma once
 
 #include "linear/linear_products.inl"
 #include "simd/simd.h"
 
 namespace chairlift::CHAIRLIFT_ISA {
+
+#ifdef CHAIRLIFT_TILES
+constexpr bool kSharesSuperScales = true;
+#else
+constexpr bool kSharesSuperScales = false;
+#endif
 
 // The scales and minimums of a group of sixteen outputs, or as many as a vector has.
 struct GroupScale {
@@ -45,7 +51,8 @@ template <WeightFormat kFormat>
 struct PackedWeights {
   static constexpr GroupFormat f = group_format(kFormat);
   static constexpr int kInputs = f.group, kCenterBits = f.center_bits;
-  static constexpr bool kHasMinimum = f.has_minimum, kHasFactors = f.scales == ScaleKind::factor;
+  static constexpr bool kHasMinimum = f.has_minimum;
+  static constexpr bool kHasFactors = kSharesSuperScales && f.scales == ScaleKind::factor;
   static constexpr int kQuadsAtOnce = quads_at_once(largest_code(kFormat));
 
   PackedWeights(const uint8_t* stripe, int64_t stripe_bytes, int64_t padded_inputs)
@@ -79,7 +86,7 @@ struct PackedWeights {
     }
     if constexpr (f.scales == ScaleKind::direct)
       return {half_at(at), f.has_minimum ? half_at(at + kStripe * 2) : zero()};
-    if constexpr (kHasFactors)
+    if constexpr (f.scales == ScaleKind::factor)
       return scale_of<f.has_minimum>(factors(v, group), super_scale(v, group / (kSuperBlock / f.group)));
   }
 
@@ -267,8 +274,10 @@ static inline void add_group(const ActivationBlock& block, const Weights& weight
     } else {
       const GroupScale of_group = weights.scale(v, group);
 #pragma GCC unroll 16
-      for (int m = 0; m < kRows; ++m)
-        totals.of[v][m] = add_scaled<Weights::kHasMinimum>(acc[v][m], of_group, scale[m], sum[m], totals.of[v][m]);
+      for (int m = 0; m < kRows; ++m) {
+        const float of_inputs = Weights::kInputs == 16 ? scale[m] * static_cast<float>(-correction[m]) : sum[m];
+        totals.of[v][m] = add_scaled<Weights::kHasMinimum>(acc[v][m], of_group, scale[m], of_inputs, totals.of[v][m]);
+      }
     }
   }
 }

@@ -20,11 +20,11 @@ namespace chairlift {
 // Rows beyond the matrix are zero, and so are inputs up to the next multiple of 32.
 //
 // Stripes of grouped weights that many blocks of rows multiply are unpacked to [inputs / 4][16 rows][4] codes, then for
-// each group [16] f32 scales and, in formats with minimums, [16] f32 minimums. Scales that are factors are int32, and for
-// each 256 inputs the f32 super-scales follow.
+// each group [16] f32 scales and, in formats with minimums, [16] f32 minimums. With tiles, scales that are factors are int32,
+// and for each 256 inputs the f32 super-scales follow.
 
 // Activations of eight bits have one scale for each group of 32 inputs if the weights have scales of groups too, or for each
-// 256 inputs if these are factors in any matrix of the layer. With int8 weights they have one scale for each row. So one sum
+// 256 inputs if these are factors in any matrix of the layer and the instruction set has tiles. With int8 weights they have one scale for each row. So one sum
 // of integers runs over all inputs of a scale.
 constexpr bool has_row_scale(WeightFormat format) { return format == WeightFormat::int8; }
 
@@ -211,6 +211,8 @@ struct LinearTiles {
   // Products with the same bits for calls with min_rows rows or more, or kernels without functions. A layer uses them if
   // all of its matrices have one.
   ProductKernel of_many_rows[kNumWeightFormats] = {};
+  // Whether the inputs of a super-block share a scale in front of weights whose scales are factors.
+  bool shares_super_scales = false;
 };
 
 }  // namespace chairlift

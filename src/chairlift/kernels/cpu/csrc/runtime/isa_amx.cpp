@@ -1,5 +1,6 @@
 #define CHAIRLIFT_ISA amx
 #define CHAIRLIFT_ISA_NAME "amx"
+#define CHAIRLIFT_TILES
 #define CHAIRLIFT_BASE avx512_vnni::table()
 #define CHAIRLIFT_VNNI
 #define CHAIRLIFT_BF16

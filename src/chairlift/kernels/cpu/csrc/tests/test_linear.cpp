@@ -67,7 +67,8 @@ struct Expected {
 // The inputs that share a scale, or the last of them.
 int64_t inputs_of_scale(const Case& c) {
   if (has_row_scale(c.format)) return c.inputs;
-  return is_grouped(c.format) && group_format(c.format).scales == ScaleKind::factor ? kSuperBlock : kGroup;
+  const bool has_factors = is_grouped(c.format) && group_format(c.format).scales == ScaleKind::factor;
+  return has_factors && isa().linear.shares_super_scales ? kSuperBlock : kGroup;
 }
 
 // Values in double, with the sum and the largest of the magnitudes of the inputs of each scale.
