@@ -369,15 +369,25 @@ static void multiply_tiled_grouped(const StripeTask& task) {
   finish_grouped<kFormat>(task, outputs);
 }
 
+// Whether products of few rows are those of this instruction set: all matrices of a layer divide rows and stripes in the same
+// way, and the base of emulated tiles divides them in another one.
+template <WeightFormat kFormat>
+static constexpr bool has_own_vectors() {
+#ifdef CHAIRLIFT_EMULATED_TILES
+  return true;
+#else
+  return PackedWeights<kFormat>::kHasFactors;
+#endif
+}
+
 template <WeightFormat kFormat>
 static void set_tiled_kernel(LinearTiles& tiles) {
   if constexpr (is_grouped(kFormat)) {
     ProductKernel& kernel = tiles.of_many_rows[static_cast<int>(kFormat)];
     kernel = {kTiledBlockRows, kTiledStripes, ActivationLayout::byte_tiles, multiply_tiled_grouped<kFormat>};
-    constexpr bool kHasFactors = PackedWeights<kFormat>::kHasFactors;
-    kernel.min_rows = kHasFactors ? kMinManyRows : kMinGroupedRows;
+    kernel.min_rows = PackedWeights<kFormat>::kHasFactors ? kMinManyRows : kMinGroupedRows;
     share_tiles(kernel);
-    if constexpr (kHasFactors) tiles.products[static_cast<int>(kFormat)] = grouped_kernel<kFormat>();
+    if constexpr (has_own_vectors<kFormat>()) tiles.products[static_cast<int>(kFormat)] = grouped_kernel<kFormat>();
   }
 }
 

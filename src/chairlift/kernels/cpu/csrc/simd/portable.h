@@ -22,8 +22,8 @@ constexpr int kLanes = CHAIRLIFT_LANES;
 #else
 constexpr int kLanes = 8;
 #endif
-// The rows of a product whose sums fill the registers. Emulated tiles share their activations with products of AVX2.
-#if defined(__aarch64__) || defined(CHAIRLIFT_EMULATED_TILES)
+// The rows of a product whose sums fill the registers.
+#ifdef __aarch64__
 constexpr int kProductRows = 6;
 #else
 constexpr int kProductRows = 4;
