@@ -273,12 +273,15 @@ def test_few_rows_of_bfloat16_have_the_bits_of_many(isa: str) -> None:
         assert torch.equal(torch.cat(parts), whole)
 
 
-def test_inputs_in_parts_have_the_bits_of_all_inputs_at_once(isa: str) -> None:
-    """So many inputs of so many rows do not fit into a second-level cache of 2 MiB or less."""
+@loop_over(("name", "in_features"), [("bf16", 4192), ("int8", 8256)])
+def test_ranges_of_inputs_have_the_bits_of_all_inputs_at_once(isa: str, name: str, in_features: int) -> None:
+    """So many inputs of 129 rows do not fit into a second-level cache of 2 MiB or less. The last task has one row."""
     torch.manual_seed(0)
-    x, matrix = torch.randn(130, 4192), pack("bf16", torch.randn(40, 4192))
-    whole = multiply(matrix, x, Prologue("none"))
-    assert torch.equal(multiply(matrix, x[:20].contiguous(), Prologue("none")), whole[:20])
+    x, matrix, residual = torch.randn(129, in_features), pack(name, torch.randn(40, in_features)), torch.randn(129, 40)
+    whole = multiply(matrix, x, Prologue("none"), None, residual)
+    parts = zip(x.split(43), residual.split(43), strict=True)
+    few = [multiply(matrix, part.contiguous(), Prologue("none"), None, old) for part, old in parts]
+    assert torch.equal(torch.cat(few), whole)
 
 
 @loop_over("num_rows", [1, 3, 40, 65])

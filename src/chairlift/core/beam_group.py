@@ -177,6 +177,7 @@ def add_beam(
 ) -> None:
     """Add a request to the group of its leader, or create the group of a leader."""
     if leader is None:
+        assert request.leader_id is None, "a beam is added while its leader is unfinished"
         request.group = BeamGroup(request, batch, kv, observer)
         batch.groups.append(request.group)
     else:

@@ -96,7 +96,7 @@ struct SplitRange {
   float* states;
 };
 
-// The softmax state of each row over some keys: the largest score, the sum of exponentials relative to it, and the
+// The softmax state of each row over some keys: the largest score, or with tiles the reference of the row, the sum of exponentials relative to it, and the
 // output times that sum. They are contiguous: max [rows], sum [rows], out [rows][row_stride()].
 constexpr int64_t state_floats(int64_t rows, int row_stride) { return (2 + row_stride) * ((rows + 15) / 16 * 16); }
 

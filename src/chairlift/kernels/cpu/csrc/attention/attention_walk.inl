@@ -57,7 +57,7 @@ struct TileWork {
   const TileScales& scales;
 };
 
-// Rows first to first + num_rows of a head, at most 16, and the keys of the tile that any of them sees.
+// Rows first to first + num_rows of a head, and the keys of the tile that any of them sees.
 struct RowRange {
   int first, num_rows;
   int first_row;   // of the rows of the block

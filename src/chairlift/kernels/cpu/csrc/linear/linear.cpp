@@ -140,7 +140,7 @@ struct Linear::Activations {
 
   // The tiles of inputs that are multiplied at a time, if not all of them are.
   int64_t tiles_at_once() const { return kernel.tiles_at_once(values_bytes, num_blocks); }
-  bool has_parts() const { return kernel.tiles_at_once && tiles_at_once() * kTileRowBytes < row_bytes; }
+  bool splits_inputs() const { return kernel.tiles_at_once && tiles_at_once() * kTileRowBytes < row_bytes; }
 
   bool is_tiled() const { return kernel.layout == ActivationLayout::byte_tiles; }
   // Whether outliers remain in the lists of the rows, except at chosen inputs.
@@ -219,8 +219,8 @@ int64_t Linear::out_features() const {
 
 namespace {
 
-// The threshold of outliers, in multiples of the mean magnitude of their group, super-block or row: kMinOutlier or more. After a norm
-// a few channels are always large, and their rounding affects every product of the layer. A gated activation has many
+// The threshold of outliers, in multiples of the mean magnitude of their group, super-block or row: kMinOutlier or more. After
+// a norm a few channels are always large, and their rounding affects every product of the layer. A gated activation has many
 // large values, and each outlier takes time. docs/adr/0014 has the measurements.
 float outlier_after(Prologue prologue, bool has_row_scale) {
   switch (prologue) {
@@ -448,8 +448,8 @@ struct Linear::Tiling {
   // for fewer rows takes longer than to read rows with many inputs from beyond the second-level cache.
   static constexpr int64_t kSharingBlocks = 48, kThreadTiles = 4;
 
-  // The products of stripes of a tile, at most, where the inputs are multiplied in parts. Fewer if threads had few tiles.
-  static constexpr int64_t kPartProducts = 8;
+  // The products of stripes of a tile, at most, where ranges of inputs are multiplied. Fewer if threads had few tiles.
+  static constexpr int64_t kRangeProducts = 8;
 
   Tiling(const Linear& linear, const Activations& activations, bool is_gate)
       : is_gate(is_gate),
@@ -459,9 +459,9 @@ struct Linear::Tiling {
         num_tiles(stripe_tiles * divide_up(activations.num_blocks, blocks_at_once)) {}
 
   static int64_t products_at_once(const Linear& linear, const Activations& activations) {
-    if (!activations.has_parts()) return 1;
+    if (!activations.splits_inputs()) return 1;
     const int64_t outputs_of_tile = kThreadTiles * Pool::get().num_threads() * activations.kernel.tile_stripes * kStripe;
-    return std::clamp<int64_t>(linear.out_features() / outputs_of_tile, 1, kPartProducts);
+    return std::clamp<int64_t>(linear.out_features() / outputs_of_tile, 1, kRangeProducts);
   }
 
   int64_t most_blocks(const Activations& activations) const {
@@ -523,40 +523,42 @@ struct TileStripes {
 // Stripes that are multiplied with some blocks of rows.
 struct Linear::Product {
   Stripes stripes;
-  PrefetchRange next;  // prefetched meanwhile
+  PrefetchRange next;  // prefetched meanwhile, unless ranges of inputs are multiplied
   float* out;          // the output of the first block and stripe
   int64_t out_stride, num_columns, num_rows;
   bool add;
 };
 
-// Computes a tile of outputs with a part of the inputs at a time, which the blocks keep in the caches while all stripes are
+// Computes a tile of outputs with a range of the inputs at a time, which the blocks keep in the caches while all stripes are
 // multiplied. Each task of a stripe prefetches one of the next.
-void Linear::multiply_parts(const Product& product, const Activations& activations, int64_t first_block, int64_t last_block,
-                            uint8_t* sums) const {
+void Linear::multiply_input_ranges(const Product& product, const Activations& activations, int64_t first_block,
+                                   int64_t last_block, uint8_t* sums) const {
   const Stripes& stripes = product.stripes;
   const PackedMatrix& matrix = *stripes.matrix;
   const ProductKernel& kernel = activations.kernel;
-  const int64_t num_tiles = activations.row_bytes / kTileRowBytes, part = activations.tiles_at_once();
-  const int64_t count = stripes.end - stripes.first, step = count < kernel.tile_stripes ? 1 : kernel.tile_stripes;
-  const int64_t num_blocks = last_block - first_block, at_once = divide_up(num_blocks, step);
+  const int64_t num_tiles = activations.row_bytes / kTileRowBytes, most = activations.tiles_at_once();
+  const int64_t num_blocks = last_block - first_block;
   ActivationBlock blocks[kMaxBlocks];
   for (int64_t i = 0; i < num_blocks; ++i) blocks[i] = activations.block(first_block + i);
-  for (int64_t tile = 0; tile < num_tiles; tile += part) {
-    const int64_t end = std::min(tile + part, num_tiles), part_bytes = (end - tile) * kTileBytes;
+  for (int64_t tile = 0; tile < num_tiles; tile += most) {
+    const int64_t end = std::min(tile + most, num_tiles), range_bytes = (end - tile) * kTileBytes;
     uint8_t* sums_at = sums;
-    for (int64_t stripe = stripes.first, column = 0; stripe < stripes.end; stripe += step, column += step * kStripe) {
+    for (int64_t stripe = stripes.first, step; stripe < stripes.end; stripe += step) {
+      step = std::min<int64_t>(kernel.tile_stripes, stripes.end - stripe);
+      const int64_t column = (stripe - stripes.first) * kStripe, at_once = divide_up(num_blocks, step);
       const int64_t next = stripe + step < stripes.end ? stripe + step : stripes.first;
-      const int64_t next_tile = next == stripes.first ? end : tile, next_bytes = next_tile < num_tiles ? part_bytes : 0;
+      const int64_t next_tile = next == stripes.first ? end : tile, next_bytes = next_tile < num_tiles ? range_bytes : 0;
       const float* const bias = bias_.empty() ? nullptr : bias_.data() + stripes.first_column + stripe * kStripe;
       for (int64_t block = 0, s = 0; block < num_blocks; block += at_once, ++s) {
         const int64_t blocks_left = std::min(at_once, num_blocks - block), row = block * kernel.block_rows;
+        const int64_t rows = std::min(blocks_left * kernel.block_rows, product.num_rows - row);
         kernel.multiply({matrix.stripe(stripe), step == 1 ? 0 : matrix.stripe_bytes(), static_cast<int>(step),
                          matrix.stripe(next + s) + next_tile * kTileBytes, next_bytes,
-                         round_up(divide_up(part_bytes, blocks_left * (end - tile)), 64), matrix.padded_inputs(), blocks + block,
-                         static_cast<int>(blocks_left),
-                         static_cast<int>(std::min(blocks_left * kernel.block_rows, product.num_rows - row)), bias,
+                         round_up(divide_up(range_bytes, blocks_left * (end - tile)), 64), matrix.padded_inputs(),
+                         blocks + block, static_cast<int>(blocks_left), static_cast<int>(rows), bias,
                          product.out + row * product.out_stride + column, product.out_stride,
-                         static_cast<int>(std::min(step * kStripe, product.num_columns - column)), product.add, tile, end, sums_at});
+                         static_cast<int>(std::min(step * kStripe, product.num_columns - column)), product.add, tile, end,
+                         sums_at});
         sums_at += blocks_left * kernel.sum_bytes;
       }
     }
@@ -567,7 +569,7 @@ void Linear::multiply_parts(const Product& product, const Activations& activatio
 // and computing overlap, so that a product takes the longer of the two times and not their sum.
 void Linear::multiply_stripes(const Product& product, const Activations& activations, int64_t first_block,
                               int64_t last_block, uint8_t* memory) const {
-  if (activations.has_parts()) return multiply_parts(product, activations, first_block, last_block, memory);
+  if (activations.splits_inputs()) return multiply_input_ranges(product, activations, first_block, last_block, memory);
   const Stripes& stripes = product.stripes;
   const PrefetchRange& next = product.next;
   const PackedMatrix& matrix = *stripes.matrix;
@@ -694,7 +696,7 @@ void Linear::run(const Call& call, const Linear* next, int worker) const {
   for (const auto& part : parts_)
     tile_bytes = std::max(tile_bytes, TileStripes::num_bytes(*part, kernel_of(*part, rows), tiling.blocks_at_once));
   const int64_t products_at_once = divide_up(tiling.at_once, layout.kernel.tile_stripes);
-  if (layout.has_parts())
+  if (layout.splits_inputs())
     tile_bytes = static_cast<size_t>(tiling.blocks_at_once * products_at_once * layout.kernel.sum_bytes);
   const auto own_bytes = static_cast<size_t>(round_up(static_cast<int64_t>(layout.num_bytes()), 64));
   const size_t activation_bytes = is_shared || call.prepared ? 0 : own_bytes;

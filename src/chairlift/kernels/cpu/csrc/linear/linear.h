@@ -70,8 +70,8 @@ class Linear {
                 const PrefetchRange& next, uint8_t* scratch, float* outputs) const;
   void multiply_stripes(const Product& product, const Activations& activations, int64_t first_block, int64_t last_block,
                         uint8_t* scratch) const;
-  void multiply_parts(const Product& product, const Activations& activations, int64_t first_block, int64_t last_block,
-                      uint8_t* sums) const;
+  void multiply_input_ranges(const Product& product, const Activations& activations, int64_t first_block,
+                             int64_t last_block, uint8_t* sums) const;
   void run(const Call& call, const Linear* next, int worker = kAllThreads) const;
   const ProductKernel& kernel_of(const PackedMatrix& part, int64_t rows) const;
   int64_t num_stripe_tiles(int64_t at_once) const;

@@ -251,7 +251,7 @@ static void multiply_few_int8(const StripeTask& task) {
 template <int kStripes>
 static void multiply_int8_rows(const StripeTask& task) {
   static_assert(kMinTiledRows == 4);
-  switch (*task.blocks->num_outliers ? kMinTiledRows : task.num_rows) {
+  switch (task.sums || *task.blocks->num_outliers ? kMinTiledRows : task.num_rows) {
     case 1: return multiply_few_int8<1, kStripes>(task);
     case 2: return multiply_few_int8<2, kStripes>(task);
     case 3: return multiply_few_int8<3, kStripes>(task);

@@ -2,7 +2,8 @@
 //
 // The order of the floating point operations of one output is the same for any number of rows and stripes. Products of
 // integers are exact. Each group or super-block of inputs ends in one fma, in ascending order; then each outlier of the row
-// is one fma, in ascending order of inputs. With int8 weights, all inputs are two sums of integers: one of outliers, one of the rest.
+// is one fma, in ascending order of inputs. With int8 weights, all inputs are two sums of integers: one of outliers, one of
+// the rest.
 #pragma once
 
 #include "linear/linear_tiles.h"

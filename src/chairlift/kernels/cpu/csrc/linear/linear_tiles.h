@@ -24,8 +24,8 @@ namespace chairlift {
 // and for each 256 inputs the f32 super-scales follow.
 
 // Activations of eight bits have one scale for each group of 32 inputs if the weights have scales of groups too, or for each
-// 256 inputs if these are factors in any matrix of the layer and the instruction set has tiles. With int8 weights they have one scale for each row. So one sum
-// of integers runs over all inputs of a scale.
+// 256 inputs if these are factors in any matrix of the layer and the instruction set has tiles. With int8 weights they have
+// one scale for each row. So one sum of integers runs over all inputs of a scale.
 constexpr bool has_row_scale(WeightFormat format) { return format == WeightFormat::int8; }
 
 // The layout of the activations of a block of rows; the number of rows is a constant of layout and instruction set.
@@ -38,10 +38,10 @@ constexpr bool has_row_scale(WeightFormat format) { return format == WeightForma
 //
 // Bytes have scales. With grouped weights there are, for each group of 32, [groups][block rows] of scale (f32, which
 // groups may share), correction (int32: minus the sum of the values) and sum (f32: scale times the sum of the values); and if
-// weights have groups of 16, [groups of 16][block rows] of the same correction. With int8 there are [block rows] of scale, correction (minus the sum
-// of the values times the 128 of the weights) and outlier correction (int32, in `sum`).
+// weights have groups of 16, [groups of 16][block rows] of the same correction. With int8 there are [block rows] of scale,
+// correction (minus the sum of the values times the 128 of the weights) and outlier correction (int32, in `sum`).
 //
-// Outliers are inputs of several times the mean magnitude of their 256 inputs or row, which would leave too few of the eight
+// Outliers are inputs of several times the mean magnitude of the inputs of their scale, which would leave too few of the eight
 // bits for the other inputs. Each row has a list of them (see OutlierList):
 //
 //   grouped   entries are inputs, values are f32; `values` has zeros there. The lists of a block are merged: its entries are
@@ -97,7 +97,7 @@ struct StripeTask {
   int64_t out_stride;
   int num_columns;
   bool add;  // out += instead of out =
-  // If the inputs are multiplied in parts: the tiles of inputs of this part, and the sums of the blocks before and after it.
+  // If a range of the inputs is multiplied: its tiles of inputs, and the sums of the blocks before and after it.
   int64_t first_tile = 0, end_tile = 0;
   uint8_t* sums = nullptr;
 };
@@ -185,7 +185,8 @@ struct ProductKernel {
   int min_rows = kMinManyRows;
   // The number of blocks of a tile, by the bytes of the values of a block. Null: see Linear::Tiling.
   int64_t (*row_blocks)(int64_t block_bytes) = nullptr;
-  // The tiles of inputs that are multiplied at a time, by the same bytes, and the bytes of the sums of a block. Null: all of them.
+  // The tiles of inputs that are multiplied at a time, by the same bytes and the number of blocks; null: all of them. Then the
+  // bytes of the sums of a block.
   int64_t (*tiles_at_once)(int64_t block_bytes, int64_t num_blocks) = nullptr;
   int64_t sum_bytes = 0;
   // Called by each thread before the first task and after the last one of a job, or null.

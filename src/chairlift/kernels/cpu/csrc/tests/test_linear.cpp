@@ -388,6 +388,11 @@ void check_many_rows(Random& random, const NewKernels& kernels) {
         check_case({format, Prologue::rms_norm, num_rows, num_inputs, 70, true, random.below(2) == 1}, random);
       }
     }
+  // Ranges of inputs of an odd number of stripes, of which a thread multiplies several, and a last task with one row.
+  Pool::get().set_num_threads(1);
+  set_second_level_cache(64 << 10);
+  for (const W format : {W::int8, W::bf16})
+    if (kernels.has(format, 97)) check_case({format, Prologue::none, 97, 1024, 300, true, true}, random);
   set_second_level_cache(0);
   // Tiles unpack eight groups of inputs at a time, with and without minimums.
   for (const W format : tested_formats()) {
