@@ -20,10 +20,10 @@ USER = {"role": "user", "content": "hi"}
 CALL = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "x", "is_error": None, "cache_control": None}
 MINIMAL: dict[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": "hi", "max_tokens": 2},
-    "/v1/chat/completions": {"messages": [USER], "max_tokens": 2},
-    "/v1/responses": {"input": "hi", "max_output_tokens": 2},
-    "/v1/messages": {"messages": [USER], "max_tokens": 2},
+    "/v1/completions": {"prompt": "hi", "max_tokens": 2, "ignore_eos": True},
+    "/v1/chat/completions": {"messages": [USER], "max_tokens": 2, "ignore_eos": True},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 2, "ignore_eos": True},
+    "/v1/messages": {"messages": [USER], "max_tokens": 2, "ignore_eos": True},
     "/v1/messages/count_tokens": {"messages": [USER]},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [10]},
