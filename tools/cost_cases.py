@@ -181,8 +181,19 @@ def _cases(bases: dict[str, dict[str, Any]], multiplier: str) -> list[Case]:
 
 def _placed(base: dict[str, Any], name: str, grow: Grow) -> Grow:
     # /tokenize takes either a prompt or messages, and fields of messages only beside these.
-    others = {key: value for key, value in base.items() if (key, name) != ("prompt", "messages")}
-    return lambda count: _object(others, name, grow(count))
+    return _grown({key: value for key, value in base.items() if (key, name) != ("prompt", "messages")}, name, grow)
+
+
+def _list_of(text: str) -> Grow:
+    return lambda count: f"[{items(text, count)}]"
+
+
+def _list_around(grow: Grow) -> Grow:
+    return lambda count: f"[{grow(count)}]"
+
+
+def _grown(minimal: dict[str, Any], name: str, grow: Grow) -> Grow:
+    return lambda count: _object(minimal, name, grow(count))
 
 
 def _growing(schema: dict[str, Any], definitions: dict[str, Any], path: str, depth: int) -> Iterator[tuple[str, Grow]]:
@@ -194,10 +205,10 @@ def _growing(schema: dict[str, Any], definitions: dict[str, Any], path: str, dep
         elif kind == "array":
             item = form.get("items", {})
             text = _encoded(example(item, definitions, NUMBER))
-            yield f"{path}[]", lambda count, text=text: f"[{items(text, count)}]"
+            yield f"{path}[]", _list_of(text)
             if depth < MAX_DEPTH:
                 for inner, grow in _growing(item, definitions, f"{path}[]", depth + 1):
-                    yield inner, lambda count, grow=grow: f"[{grow(count)}]"
+                    yield inner, _list_around(grow)
         elif kind == "object" and "properties" in form:
             yield from _growing_in_object(form, definitions, path, depth)
         elif kind == "object" or kind is None:
@@ -213,7 +224,7 @@ def _growing_in_object(
     minimal = example(form, definitions, "0")
     for name, field in form["properties"].items():
         for inner, grow in _growing(field, definitions, f"{path}.{name}", depth + 1):
-            yield inner, lambda count, name=name, grow=grow: _object(minimal, name, grow(count))
+            yield inner, _grown(minimal, name, grow)
 
 
 def _forms(schema: dict[str, Any], definitions: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -229,7 +240,8 @@ def _forms(schema: dict[str, Any], definitions: dict[str, Any]) -> Iterator[dict
 
 def example(schema: dict[str, Any], definitions: dict[str, Any], number: str, name: str = "") -> Any:
     """A small valid value of a schema; strings that identify something contain `number`."""
-    form = next(_forms(schema, definitions), {"type": "null"})
+    null: dict[str, Any] = {"type": "null"}
+    form = next(_forms(schema, definitions), null)
     if "const" in form:
         return form["const"]
     if "enum" in form:

@@ -132,7 +132,8 @@ def _num_descriptors(served: Served) -> int:
     engines = [each for each in children if "engine_process" in " ".join(each.cmdline())]
     num_helpers = len(children) - len(engines)
     assert num_helpers <= MAX_HELPERS
-    return sum(each.num_fds() for each in (front, *engines)) - PIPES_PER_HELPER * num_helpers
+    num_descriptors: int = sum(each.num_fds() for each in (front, *engines))
+    return num_descriptors - PIPES_PER_HELPER * num_helpers
 
 
 def check_descriptors(result: SoakResult) -> None:
