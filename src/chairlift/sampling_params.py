@@ -176,7 +176,7 @@ class SamplingParams:
         n: the number of answers to the prompt.
         temperature: 0 is greedy sampling.
         top_k: sample from the k most likely tokens; 0 or -1 from all.
-        top_p: sample from the smallest set of tokens whose probabilities add up to top_p.
+        top_p: sample from the smallest set of tokens whose probabilities add up to top_p; 0 is greedy sampling.
         min_p: exclude tokens that are less likely than min_p times the most likely token.
         repetition_penalty: penalty for tokens of prompt and output (Keskar et al., 2019); 1 is none.
         presence_penalty, frequency_penalty: OpenAI's penalties for tokens of the output; 0 is none.
@@ -253,7 +253,7 @@ class SamplingParams:
         _integer("n", self.n, 1, MAX_N)
         _number("temperature", self.temperature, 0, 100)
         _integer("top_k", self.top_k, -1, MAX_INTEGER)
-        _number("top_p", self.top_p, 0, 1, open_low=True)
+        _number("top_p", self.top_p, 0, 1)
         _number("min_p", self.min_p, 0, 1)
         _number("repetition_penalty", self.repetition_penalty, 0, 100, open_low=True)
         _number("presence_penalty", self.presence_penalty, -2, 2)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from chairlift.errors import ConfigError, ModelLoadError
+from chairlift.errors import ConfigError
 from chairlift.loading.generation_config import load_sampling_defaults
 from chairlift.loading.gguf_file import GGUFFile
 from chairlift.loading.model_source import FolderSource, GGUFSource
@@ -73,26 +74,29 @@ def test_overriding_values(tmp_path: Path) -> None:
     ("values", "problem"),
     [
         ({"temperature": -0.5}, r"temperature must be in \[0, 100\], got -0.5"),
-        ({"top_p": 0}, r"top_p must be in \(0, 1\], got 0"),
+        ({"top_p": 1.5}, r"top_p must be in \[0, 1\], got 1.5"),
         ({"top_k": 2.5}, "top_k must be an integer, got 2.5"),
         ({"min_p": "x"}, "min_p must be a finite number, got 'x'"),
         ({"repetition_penalty": 0}, r"repetition_penalty must be in \(0, 100\], got 0"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
     ],
 )
-def test_values_out_of_range(tmp_path: Path, values: dict[str, Any], problem: str) -> None:
-    files = FolderSource(folder_with(tmp_path, values), "m")
-    hint = "; correct it, or use --generation-config vllm"
-    with pytest.raises(ModelLoadError, match=f"{tmp_path}/generation_config.json: {problem}{hint}"):
-        load_sampling_defaults(files.defaults, "auto")
+def test_values_out_of_range_are_named_and_not_applied(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, values: dict[str, Any], problem: str
+) -> None:
+    files = FolderSource(folder_with(tmp_path, {"top_p": 0, "min_p": 0.5} | values), "m")
+    valid = {name: value for name, value in {"top_p": 0, "min_p": 0.5}.items() if name not in values}
+    assert load_sampling_defaults(files.defaults, "auto") == SamplingDefaults(**valid)
+    (record,) = caplog.records
+    assert re.search(f"{tmp_path}/generation_config.json: {problem}; correct it; it is not applied", record.message)
     with pytest.raises(ConfigError, match=f"override_generation_config: {problem}; correct it"):
         load_sampling_defaults(files.defaults, "vllm", values)
 
 
-def test_a_gguf_value_out_of_range(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "m.gguf", {}, metadata={"general.sampling.temp": -1.0})
-    with pytest.raises(ModelLoadError, match=r"m.gguf: general.sampling.temp must be in \[0, 100\], got -1.0"):
-        load_sampling_defaults(GGUFSource(path, "m").defaults, "auto")
+def test_a_gguf_value_out_of_range(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_gguf(tmp_path / "m.gguf", {}, metadata={"general.sampling.temp": -1.0, "general.sampling.top_k": 3})
+    assert load_sampling_defaults(GGUFSource(path, "m").defaults, "auto") == SamplingDefaults(top_k=3)
+    assert "m.gguf: general.sampling.temp must be in [0, 100], got -1.0" in caplog.text
 
 
 def test_unknown_sources(tmp_path: Path) -> None:

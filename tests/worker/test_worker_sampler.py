@@ -152,6 +152,15 @@ def test_a_tiny_temperature_is_greedy_and_draws_ties_uniformly(sampling: Samplin
     assert 60 < draws.count(0) < 140
 
 
+def test_a_top_p_of_zero_is_greedy(sampling: SamplingKernels) -> None:
+    logits = torch.tensor([1.0, 3.0, 2.9, 3.0])
+    requests = [new_request(str(i), params=SamplingParams(top_p=0, temperature=2), seed=i) for i in range(20)]
+    draws = SamplerBench(requests, 4, sampling).sample(
+        logits.repeat(20, 1), [request.request_id for request in requests]
+    )
+    assert draws == [1] * 20
+
+
 def test_equally_likely_tokens_are_kept_or_dropped_together(sampling: SamplingKernels) -> None:
     logits = torch.tensor([0.0, 1.0, 1.0, 1.0, -2.0])
     for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.3), SamplingParams(min_p=1.0)):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from chairlift.errors import ChairliftError, ConfigError, ModelLoadError, RequestError
+from chairlift.errors import ConfigError, RequestError
 from chairlift.loading.json_files import read_json
 from chairlift.sampling_params import SamplingDefaults, SamplingParams
 
@@ -25,8 +25,6 @@ GGUF_FIELDS: Final = {
 }
 """Key of GGUF metadata (llama.cpp) after the prefix -> field."""
 
-HINT: Final = "correct it, or use --generation-config vllm"
-
 
 def load_sampling_defaults(
     model_defaults: Callable[[], SamplingDefaults], generation_config: str, override: Mapping[str, Any] | None = None
@@ -38,8 +36,10 @@ def load_sampling_defaults(
         generation_config: `auto` calls it; `vllm` reads none; else a folder with FILE_NAME.
         override: values that replace what the files contain.
 
+    A value of a file that is out of range is not applied, and a warning names it: the model can be served without it.
+
     Raises:
-        ModelLoadError: a file cannot be read, or one of its values is out of range.
+        ModelLoadError: a file cannot be read.
         ConfigError: the folder has no such file, or an overriding value is unknown or out of range.
     """
     folder = Path(generation_config).expanduser()
@@ -63,11 +63,9 @@ def read_gguf_defaults(metadata: Mapping[str, Any], path: Path) -> SamplingDefau
         names = ", ".join(GGUF_PREFIX + key for key in unsupported)
         logger.warning("%s: these sampling defaults are not supported and not applied: %s", path, names)
     values = {
-        field: _check(field, _shortest(given[key]), f"{path}: {GGUF_PREFIX}{key}")
-        for key, field in GGUF_FIELDS.items()
-        if key in given
+        f"{GGUF_PREFIX}{key}": (field, _shortest(given[key])) for key, field in GGUF_FIELDS.items() if key in given
     }
-    return SamplingDefaults(**values)
+    return _valid_defaults(path, values)
 
 
 def _shortest(value: Any) -> Any:
@@ -79,8 +77,18 @@ def read_folder_defaults(folder: Path) -> SamplingDefaults:
     """Read the sampling defaults in FILE_NAME of a folder; without the file there are none."""
     file = folder / FILE_NAME
     values = read_json(file)
-    given = {field: values[field] for field in FIELDS if values.get(field) is not None}
-    return SamplingDefaults(**{field: _check(field, value, f"{file}: {field}") for field, value in given.items()})
+    return _valid_defaults(file, {field: (field, values[field]) for field in FIELDS if values.get(field) is not None})
+
+
+def _valid_defaults(file: Path, given: Mapping[str, tuple[str, Any]]) -> SamplingDefaults:
+    """The defaults without those that are out of range; `given` has field and value by the key in the file."""
+    valid = {}
+    for key, (field, value) in given.items():
+        try:
+            valid[field] = _check(field, value, f"{file}: {key}")
+        except ConfigError as error:
+            logger.warning("%s; it is not applied", error)
+    return SamplingDefaults(**valid)
 
 
 def _overriding(values: Mapping[str, Any]) -> SamplingDefaults:
@@ -88,15 +96,14 @@ def _overriding(values: Mapping[str, Any]) -> SamplingDefaults:
         raise ConfigError(f"override_generation_config may have {', '.join(FIELDS)}; got {', '.join(unknown)}")
     given = {field: value for field, value in values.items() if value is not None}
     place = "override_generation_config: "
-    return SamplingDefaults(**{name: _check(name, value, place + name, ConfigError) for name, value in given.items()})
+    return SamplingDefaults(**{name: _check(name, value, place + name) for name, value in given.items()})
 
 
-def _check(field: str, value: Any, place: str, kind: type[ChairliftError] = ModelLoadError) -> Any:
-    """Return a value that is valid as a sampling parameter. The error has the limits of `SamplingParams`."""
+def _check(field: str, value: Any, place: str) -> Any:
+    """Return a value that is valid as a sampling parameter. The ConfigError has the limits of `SamplingParams`."""
     name = "max_tokens" if field == "max_new_tokens" else field
     try:
         SamplingParams(**{name: value})
     except RequestError as error:
-        hint = HINT if kind is ModelLoadError else "correct it"
-        raise kind(f"{place}{str(error).removeprefix(name)}; {hint}") from None
+        raise ConfigError(f"{place}{str(error).removeprefix(name)}; correct it") from None
     return value

@@ -106,7 +106,7 @@ class SamplingState:
         """
         params = new.sampling_params
         self.keys[row] = stream_key(new.seed)
-        self.is_random[row] = params.temperature > 0 and params.top_k != 1
+        self.is_random[row] = params.temperature > 0 and params.top_p > 0 and params.top_k != 1
         self.temperature[row] = max(params.temperature, MIN_TEMPERATURE)
         self.top_k[row] = params.top_k if 0 < params.top_k < self.vocab_size else 0
         self.top_p[row] = params.top_p
