@@ -35,7 +35,7 @@ def prompt(path: str, text: str) -> dict[str, Any]:
     return {name: text if name == "prompt" else [{**MESSAGE, "content": text}]}
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["default", "clamping"])
+@pytest.fixture(scope="module", params=[False, True], ids=["strict", "default"])
 def is_clamping(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
@@ -84,9 +84,15 @@ def test_a_limit_beyond_the_context_is_lowered_or_rejected(server: RunningServer
         answer = server.post(path, body)
         if is_clamping or path == "/v1/messages":
             assert answer.status_code == 200
+            usage = server.post(path, {**body, "stream": False}).json()["usage"]
+            num_output_tokens = usage.get("completion_tokens", usage.get("output_tokens"))
+            if path == "/v1/completions":  # Its second prompt is longer.
+                num_output_tokens = CONTEXT - server.post("/tokenize", {"prompt": body["prompt"][1]}).json()["count"]
+            assert answer.headers["x-chairlift-max-tokens"] == str(num_output_tokens)
             continue
         error = answer.json()["error"]
         assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", LIMITS[path])
+        assert "x-chairlift-max-tokens" not in answer.headers
         assert f"{LIMITS[path]}=32000 is too large" in error["message"]
         assert f"This model's maximum context length is {CONTEXT} tokens" in error["message"]
 

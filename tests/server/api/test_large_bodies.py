@@ -93,7 +93,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "x", "stop": ["\ud800"]}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "\udc00"}]}),
     ("/v1/chat/completions", {"messages": MESSAGES, "max_completion_tokens": -1}),
-    ("/v1/responses", {"input": "x", "max_output_tokens": 100_000}),
+    ("/v1/responses", {"input": "x", "max_output_tokens": 0}),
     ("/v1/responses", {"input": "x", "max_output_tokens": 2, "min_tokens": 3}),
     ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1, "output_config": WRONG_OUTPUT}),
     ("/detokenize", {"tokens": [999_999]}),

@@ -155,12 +155,11 @@ def test_a_second_turn_uses_the_cached_first_turn(server: RunningServer) -> None
 INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": -1}, "temperature", r"temperature must be in \[0, 100\], got -1"),
     ({"temperature": "hot"}, "temperature", "must be a number, got 'hot'"),
-    ({"top_p": 0}, "top_p", r"top_p must be in \(0, 1\], got 0"),
+    ({"top_p": -0.5}, "top_p", r"top_p must be in \[0, 1\], got -0.5"),
     ({"n": 0}, "n", "n must be between 1 and 128, got 0"),
     ({"stop": [1, 2]}, "stop", "stop.*must be a string, got"),
     ({"stop": ""}, "stop", "empty string"),
     ({"max_tokens": 0}, "max_tokens", "at least 1, got 0"),
-    ({"max_tokens": 100_000}, "max_tokens", r"at most 3195 output tokens fit.*KV pool of 3200 slots"),
     ({"prompt": []}, "prompt", "empty list"),
     ({"prompt": ""}, "prompt", "prompt is empty"),
     ({"prompt": [1, 999_999]}, "prompt", r"49151"),
@@ -207,7 +206,6 @@ def test_an_invalid_field_is_a_400_that_names_it(
         ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools.*must match"),
         ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs must not contain messages"),
         ({"top_logprobs": 3}, "top_logprobs is only allowed with logprobs: true"),
-        ({"max_tokens": 5, "max_completion_tokens": 6}, "disagree"),
         ({"response_format": {"type": "xml"}}, "response_format"),
     ],
 )

@@ -39,6 +39,8 @@ prompt. Those and tokens in the lists of sampling parameters are copied and enco
 COST_OF_PROMPT: Final = 256
 COST_OF_ANSWER: Final = 64
 
+MAX_TOKENS_HEADER: Final = "x-chairlift-max-tokens"
+"""The header of a response whose `max_tokens` was lowered: its value for the longest prompt."""
 IGNORED_HEADER: Final = "x-chairlift-ignored"
 """The header of a response that names the fields of the request without an effect."""
 MAX_IGNORED: Final = 24  # names
@@ -139,6 +141,8 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
         await self._start()
         self.record.ignored = ignored = self._ignored_fields(unfollowed)
         response = await self.respond()
+        if (lowered := self._lowered_max_tokens()) is not None:
+            response.headers[MAX_TOKENS_HEADER] = str(lowered)
         if ignored:
             response.headers[IGNORED_HEADER] = ", ".join(ignored)
         return response
@@ -203,6 +207,12 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
     def clamps_max_tokens(self) -> bool:
         """Whether `max_tokens` is lowered to what fits beside a prompt."""
         return False
+
+    def _lowered_max_tokens(self) -> int | None:
+        """The `max_tokens` of the longest prompt, if it was lowered to what fits."""
+        num_tokens = max(len(token_ids) for _, token_ids in self.plan.prompts)
+        most = self.llm.engine.input_processor.limits.max_output_tokens(num_tokens)
+        return most if self.clamps_max_tokens and (self.plan.params.max_tokens or 0) > most else None
 
     def close(self) -> None:
         """Abort the generations that still run, and close the permit."""

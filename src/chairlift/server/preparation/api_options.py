@@ -48,8 +48,8 @@ class ApiOptions:
     )
 
     clamp_max_tokens: bool = option(
-        False,
-        "Lower max_tokens to what fits beside the prompt, instead of rejecting the request; /v1/messages always does.",
+        True,
+        "Lower max_tokens to what fits beside the prompt. Default: on; off rejects requests, except for /v1/messages.",
     )
 
     def __post_init__(self) -> None:

@@ -218,11 +218,7 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
 
     def output_limit(self) -> int | None:
         """The maximum number of output tokens; None if only the context limits it."""
-        given = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(given) > 1:
-            values = f"max_tokens={self.max_tokens} and max_completion_tokens={self.max_completion_tokens}"
-            raise RequestError(f"{values} disagree: send only one of them", "max_completion_tokens")
-        return next(iter(given), None)
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def chat_field_names(self) -> dict[str, str]:
@@ -248,7 +244,7 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
 
     def num_logprobs(self) -> int | None:
         """The number of alternative tokens to return at each position; None to return no logprobs."""
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs is only allowed with logprobs: true", "top_logprobs")
         if not 0 <= (self.top_logprobs or 0) <= MAX_LOGPROBS:
             message = f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {self.top_logprobs}"
