@@ -33,7 +33,6 @@ from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.outputs import ModelRunnerOutput, NewRequest, SchedulerOutput
 from chairlift.sampling_params import SamplingDefaults
 from chairlift.server import serve
-from chairlift.server.http import streaming
 
 MAX_MODEL_LEN, NUM_BATCHED_TOKENS = 65_536, 8192
 STEP_SECONDS, PING_SECONDS = 0.005, 0.002
@@ -101,6 +100,6 @@ if __name__ == "__main__":
     else:
         from chairlift.cli.main import main
 
-        streaming.PING_SECONDS = PING_SECONDS
+        sys.argv += ["--sse-ping-interval", str(PING_SECONDS)]
         serve.ProcessClient = partial(ProcessClient, command=(sys.executable, __file__, "--engine"))
         main()

@@ -72,6 +72,16 @@ def test_chat_whole_and_streamed(server: RunningServer) -> None:
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
+def test_the_role_is_sent_together_with_the_first_output(server: RunningServer) -> None:
+    body = {"messages": QUESTION, "temperature": 0, "max_tokens": 8, "stream": True, "n": 2}
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body) as response:
+        first = next(response.iter_raw())
+    chunks = [json.loads(line[6:]) for line in first.decode().splitlines() if line.startswith("data: {")]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert [delta["role"] for delta in deltas[:2]] == ["assistant"] * 2
+    assert deltas[2]["content"]
+
+
 def test_content_may_have_several_parts(server: RunningServer) -> None:
     parts = [{"type": "text", "text": "Reply with one word: "}, {"type": "text", "text": QUESTION[0]["content"][21:]}]
     answer = chat(server, messages=[{"role": "user", "content": parts}])

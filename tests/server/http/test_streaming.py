@@ -77,7 +77,7 @@ def test_the_call_is_closed_before_its_tasks_end() -> None:
     assert ended == ["call", "task"]
 
 
-def send_all(source: AsyncIterator[bytes], ping: bytes, on_send: Callable[[bytes], None]) -> None:
+def send_all(source: AsyncIterator[bytes], ping: bytes, on_send: Callable[[bytes], None], **options: Any) -> None:
     """Run a stream to its end; its client stays connected."""
 
     async def send(message: Any) -> None:
@@ -85,7 +85,7 @@ def send_all(source: AsyncIterator[bytes], ping: bytes, on_send: Callable[[bytes
             on_send(message["body"])
 
     async def run() -> None:
-        response = EventStream(source, on_close=lambda: None, ping=ping)
+        response = EventStream(source, on_close=lambda: None, ping=ping, **options)
         await asyncio.wait_for(response({"type": "http"}, asyncio.Event().wait, send), timeout=AMPLE_SECONDS)  # type: ignore[arg-type]
 
     asyncio.run(run())
@@ -107,6 +107,23 @@ def test_a_silent_stream_sends_pings(ping: bytes, monkeypatch: pytest.MonkeyPatc
     assert [body for body in sent if body != ping] == [b"data: x\n\n"] * 2 + [b""]
     assert sent[:3] == [ping] * 3
     assert sent[-1] == b""
+
+
+@pytest.mark.parametrize(("seconds", "after_event", "expected"), [(0, False, 3), (-1, True, 0)])
+def test_pings_end_with_the_first_event_or_are_turned_off(seconds: float, after_event: bool, expected: int) -> None:
+    sent: list[bytes] = []
+
+    async def events() -> AsyncIterator[bytes]:
+        while len(sent) < expected:
+            await asyncio.sleep(0)
+        yield b"data: x\n\n"
+        for _ in range(100):
+            await asyncio.sleep(0)
+        yield b"data: y\n\n"
+
+    send_all(events(), COMMENT, sent.append, ping_seconds=seconds, pings_after_event=after_event)
+    assert sent[expected:] == [b"data: x\n\n", b"data: y\n\n", b""]
+    assert sent[:expected] == [COMMENT] * expected
 
 
 def test_a_stream_of_events_sends_no_ping(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,15 @@ class ChatCall(ChunkCall[ChatCompletionRequest, ChatPlan]):
         self._parsers = [self.plan.new_parser() for _ in range(self.num_choices)]
         self._reasoning: list[list[str]] = [[] for _ in self._parsers]
         self._choices_with_calls: set[int] = set()
+        self._is_open = False
 
-    def opening(self) -> bytes:
+    def delta(self, index: int, output: RequestOutput) -> bytes:
+        """The new output. The first one begins with the role of all answers, and not earlier, because clients measure
+        the time to the first token by the first event."""
+        opening, self._is_open = b"" if self._is_open else self._roles(), True
+        return opening + super().delta(index, output)
+
+    def _roles(self) -> bytes:
         delta = {"role": "assistant", "content": self.plan.echo}
         fields = {"delta": delta, "logprobs": None, "finish_reason": None}
         return b"".join(self.event({"index": index, **fields}) for index in range(self.num_choices))

@@ -26,6 +26,7 @@ class ChunkCall(GeneratingCall[ChunkFields, Plans]):
     """
 
     kinds: ClassVar[tuple[str, str]]
+    pings_after_event = False  # Benchmarks that read chunks of OpenAI take each later line for one.
 
     def __init__(self, *context: Any) -> None:
         super().__init__(*context)

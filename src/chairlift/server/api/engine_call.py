@@ -270,9 +270,11 @@ class GeneratingCall(EngineCall[Fields, Plans]):
 
     Attributes:
         ping: what a silent stream of the endpoint sends.
+        pings_after_event: whether it also does so after its first event.
     """
 
     ping: ClassVar[bytes] = COMMENT
+    pings_after_event: ClassVar[bool] = True
 
     def opening(self) -> bytes:
         """The events before the first token; may be empty."""
@@ -297,7 +299,10 @@ class GeneratingCall(EngineCall[Fields, Plans]):
     async def respond(self) -> Response:
         """Return the response, which is a stream if the body asks for one."""
         if self.body.stream:
-            return EventStream(self._stream(), on_close=self.close, ping=self.ping)
+            interval = self._service.planner.options.sse_ping_interval
+            return EventStream(
+                self._stream(), self.close, self.ping, ping_seconds=interval, pings_after_event=self.pings_after_event
+            )
         response = await super().respond()
         if (timings := self.timings()) is not None:
             spans = {"queue": timings.queue, "prefill": timings.prefill, "decode": timings.decode}

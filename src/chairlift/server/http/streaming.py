@@ -15,10 +15,10 @@ from starlette.types import Receive, Scope, Send
 
 Result = TypeVar("Result")
 
-PING_SECONDS: Final = 7.5
+PING_SECONDS: Final = 15.0
 """Seconds between two checks whether a stream is silent. One that has sent nothing since the last check sends a ping:
-no silence is longer than 15 s, the interval that the HTML standard recommends. Proxies close a silent connection
-after 50 s (HAProxy), 60 s (nginx, AWS) or 100 s (Cloudflare)."""
+no silence is longer than 30 s. Proxies close a silent connection after 50 s (HAProxy), 60 s (nginx, AWS) or 100 s
+(Cloudflare)."""
 
 COMMENT: Final = b": keep-alive\n\n"
 """A ping that clients of server-sent events ignore."""
@@ -71,6 +71,8 @@ class EventStream(Response):
         source: the events. It is closed when the client disconnects, even before the first event.
         on_close: called when the response has ended for any reason.
         ping: what the response sends while its source is silent.
+        ping_seconds: the seconds between two checks; below 0 it sends no pings. None is PING_SECONDS.
+        pings_after_event: whether it also sends pings after the first event.
     """
 
     def __init__(
@@ -79,12 +81,16 @@ class EventStream(Response):
         on_close: Callable[[], None],
         ping: bytes = COMMENT,
         media_type: str = "text/event-stream",
+        ping_seconds: float | None = None,
+        pings_after_event: bool = True,
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}, media_type=media_type)
         del self.headers["content-length"]
         self._source = source
         self._on_close = on_close
         self._ping = ping
+        self._ping_seconds = PING_SECONDS if ping_seconds is None else ping_seconds
+        self._pings_after_event = pings_after_event
         self._num_events = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,8 +113,8 @@ class EventStream(Response):
 
     async def _send_pings(self, send: Send) -> None:
         """Send a ping whenever no event was sent between two checks. An event costs no timer."""
-        while True:
+        while self._ping_seconds >= 0 and (self._pings_after_event or not self._num_events):
             num_events = self._num_events
-            await asyncio.sleep(PING_SECONDS)
+            await asyncio.sleep(self._ping_seconds)
             if self._num_events == num_events:
                 await send({"type": "http.response.body", "body": self._ping, "more_body": True})

@@ -52,5 +52,12 @@ class ApiOptions:
         "Lower max_tokens to what fits beside the prompt. Default: on; off rejects requests, except for /v1/messages.",
     )
 
+    sse_ping_interval: float = option(
+        15.0,
+        "Seconds without an event after which a stream sends a comment; of completions and chats only before the first "
+        "token. -1 sends none.",
+        minimum=-1.0,
+    )
+
     def __post_init__(self) -> None:
         check_options(self)
