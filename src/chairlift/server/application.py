@@ -24,6 +24,7 @@ from chairlift.server.access.call_checks import body_limit, host_filter, key_fil
 from chairlift.server.api import engine, health, models, requests
 from chairlift.server.api.routes import ENDPOINTS, EndpointCaller, make_router
 from chairlift.server.http.error_responses import error_parts, error_response
+from chairlift.server.http.head_requests import head_as_get
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
@@ -122,6 +123,7 @@ def _add_middlewares(app: FastAPI, options: ServeOptions) -> None:
     its responses have no CORS headers and are not logged.
     """
     access = options.access
+    app.add_middleware(head_as_get)
     app.add_middleware(body_limit, max_bytes=options.limits.max_body_bytes)
     app.add_middleware(key_filter, keys=access.keys)
     app.add_middleware(ServerErrorMiddleware, handler=_respond_to_error)

@@ -103,3 +103,16 @@ def test_the_cost_of_a_rejected_call_does_not_depend_on_its_body(
 
     costs = {path: (cost(path, 1), cost(path, 1), cost(path, 10_000)) for path in paths}
     assert {path: large for path, (_, small, large) in costs.items() if large > 1.1 * small} == {}
+
+
+def test_head_has_the_status_and_headers_of_get(server: RunningServer) -> None:
+    paths = [path for path, method in routes(server).items() if method == "GET"] + ["/docs/redoc.js", "/v1/nothing"]
+    headers = {"Authorization": f"Bearer {ADMIN}"}
+    with httpx.Client(base_url=server.url, headers=headers, timeout=AMPLE_SECONDS) as client:
+        for path in paths:
+            given = path.replace("{model:path}", "tiny").replace("{request_id}", "unknown").replace("*", "unknown.js")
+            with client.stream("GET", given) as expected:
+                head = client.head(given)
+            assert (head.status_code, head.content) == (expected.status_code, b""), path
+            assert head.headers.get("content-type") == expected.headers.get("content-type"), path
+    server.wait_until_idle()

@@ -73,7 +73,7 @@ def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
     routes = APIRouter(tags=["Health"])
 
     @routes.api_route(
-        "/ping", methods=["GET", "HEAD", "POST"], include_in_schema=False, response_model_exclude_none=True
+        "/ping", methods=["GET", "POST"], include_in_schema=False, response_model_exclude_none=True
     )
     @routes.head("/health", include_in_schema=False)
     @routes.get("/health", responses={503: {"model": Health}}, response_model_exclude_none=True)
