@@ -21,7 +21,7 @@ import chairlift
 from chairlift.errors import ModelLoadError
 from chairlift.loading.fetch import DEFAULT_MODEL
 from chairlift.loading.model_source import FolderSource, GGUFSource
-from chairlift.loading.resolve import resolve_model
+from chairlift.loading.resolve import model_root, resolve_model
 from chairlift.sampling_params import SamplingDefaults
 from support.gguf_files import write_gguf
 
@@ -34,6 +34,14 @@ def test_default_model(smollm2_gguf: Path) -> None:
     assert resolve_model(None) == resolve_model(DEFAULT_MODEL) == files
     config = resolve_model(None).config()
     assert (config.num_layers, config.hidden_size, config.vocab_size) == (30, 576, 49152)
+
+
+def test_the_root_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert model_root(None) == model_root(DEFAULT_MODEL) == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m").mkdir()
+    assert model_root("m") == str(tmp_path.resolve() / "m")
+    assert model_root("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
 
 
 def test_gguf_file_under_any_name(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ class EngineFacts:
 
     Attributes:
         pooling: how the model computes vectors or scores; None if it generates text.
+        root: the repository on the Hugging Face hub, or the path, from which the model was loaded.
         lora_modules: the LoRA adapters that were loaded at the start.
         max_loras: the largest number of loaded adapters.
     """
@@ -36,6 +37,7 @@ class EngineFacts:
     kernels: str
     sampling_defaults: SamplingDefaults
     pooling: PoolingConfig | None = None
+    root: str = ""
     lora_modules: tuple[LoRARequest, ...] = ()
     max_loras: int = 0
 

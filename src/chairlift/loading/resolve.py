@@ -66,6 +66,15 @@ def resolve_model(model: str | None, *, accept_terms: bool = False) -> ModelSour
     return _folder(_download(model), name)
 
 
+def model_root(model: str | None) -> str:
+    """The repository or the absolute path from which `resolve_model` reads a model, without a download or a check."""
+    model = DEFAULT_MODEL if model is None else model
+    if (packaged := PACKAGED_MODELS.get(model)) is not None:
+        return packaged.repository
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.exists() else model
+
+
 def model_name(model: str | None) -> str:
     """The name of a model in responses, which `resolve_model` returns, without a download or a check."""
     model = DEFAULT_MODEL if model is None else model

@@ -105,6 +105,14 @@ def test_the_cost_of_a_rejected_call_does_not_depend_on_its_body(
     assert {path: large for path, (_, small, large) in costs.items() if large > 1.1 * small} == {}
 
 
+def test_only_admins_see_the_folder_of_a_model(server: RunningServer, tiny_model_dir: Callable[..., Path]) -> None:
+    def root(key: str) -> Any:
+        return httpx.get(f"{server.url}/v1/models/tiny", headers={"Authorization": f"Bearer {key}"}).json()["root"]
+
+    assert root(ADMIN) == str(tiny_model_dir("llama").resolve())
+    assert root(PLAIN) is None
+
+
 def test_head_has_the_status_and_headers_of_get(server: RunningServer) -> None:
     paths = [path for path, method in routes(server).items() if method == "GET"] + ["/docs/redoc.js", "/v1/nothing"]
     headers = {"Authorization": f"Bearer {ADMIN}"}

@@ -21,6 +21,7 @@ from chairlift.engine.startup.pool_plan import beam_search_problem
 from chairlift.engine.startup.prepared_engine import PreparedEngine
 from chairlift.engine.startup.weight_plan import step_weight_bytes
 from chairlift.events import EngineStarted, EventBroadcaster, EventSink
+from chairlift.loading.resolve import model_root
 from chairlift.lora import LoRARequest
 from chairlift.observability.event_log import EventFile
 from chairlift.observability.trace_recorder import TraceRecorder
@@ -165,6 +166,7 @@ def _engine_facts(
         kernels=loaded.choice.description,
         sampling_defaults=loaded.sampling_defaults,
         pooling=loaded.pooling,
+        root=model_root(config.model),
         lora_modules=modules,
         max_loras=config.num_loras,
     )

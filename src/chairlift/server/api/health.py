@@ -72,9 +72,7 @@ def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
     """The routes that a load balancer or an orchestrator checks."""
     routes = APIRouter(tags=["Health"])
 
-    @routes.api_route(
-        "/ping", methods=["GET", "POST"], include_in_schema=False, response_model_exclude_none=True
-    )
+    @routes.api_route("/ping", methods=["GET", "POST"], include_in_schema=False, response_model_exclude_none=True)
     @routes.head("/health", include_in_schema=False)
     @routes.get("/health", responses={503: {"model": Health}}, response_model_exclude_none=True)
     async def health(request: Request, response: Response) -> Health:

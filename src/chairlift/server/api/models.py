@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from fastapi import APIRouter, Request
@@ -48,6 +49,10 @@ class ModelCard(BaseModel):
     created: int
     created_at: str
     owned_by: str = "chairlift"
+    root: str | None = Field(
+        None,
+        description="The repository on the Hugging Face hub from which the model was loaded, or for admin keys the path.",
+    )
     parent: str | None = Field(None, description="The model that a LoRA adapter is for; null for a model.")
     max_model_len: int | None
     default_sampling_params: dict[str, float | int] = Field(
@@ -166,9 +171,11 @@ def _add_admin_route(routes: APIRouter, path: str, change: Callable[[Any, Key], 
 def model_card(model: ServedModel, key: Key, adapter: str | None = None) -> ModelCard:
     """The description of a model, or of one of its LoRA adapters, in /v1/models."""
     facts = model.facts
+    has_root = facts is not None and (key.is_admin or not Path(facts.root).is_absolute())
     return ModelCard(
         id=adapter or model.name,
         display_name=adapter or model.name,
+        root=facts.root if facts is not None and has_root else None,
         parent=None if adapter is None else model.name,
         created=model.created,
         created_at=format_time(model.created),
