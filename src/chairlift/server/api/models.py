@@ -51,7 +51,7 @@ class ModelCard(BaseModel):
     owned_by: str = "chairlift"
     root: str | None = Field(
         None,
-        description="The repository on the Hugging Face hub from which the model was loaded, or for admin keys the path.",
+        description="The repository on the Hugging Face hub from which the model was loaded; for admin keys a path.",
     )
     parent: str | None = Field(None, description="The model that a LoRA adapter is for; null for a model.")
     max_model_len: int | None
