@@ -38,8 +38,8 @@ def exposed_names() -> set[str]:
     """Return the names of all samples that /metrics can contain."""
     tracker = RequestTracker()
     tracker.emit(EngineStarted(0.0, "m", 16, 8, 4, 64, 128, "fcfs", "paged", True))
-    names = {family.name for family in engine_metrics(EventHub(), lambda: STATUS, tracker, "m").collect()}
-    names |= {f"{name}_total" for name in COUNTERS}
+    families = list(engine_metrics(EventHub(), lambda: STATUS, tracker, "m").collect())
+    names = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
     return names | {f"{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum", "count")}
 
 

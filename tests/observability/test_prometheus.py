@@ -63,6 +63,11 @@ def test_draft_tokens_are_counted() -> None:
     assert found["vllm:spec_decode_num_draft_tokens_total", ""] == drafts
     assert found["vllm:spec_decode_num_accepted_tokens_total", ""] == accepted
     assert 0 < accepted < drafts
+    by_position = {
+        k: v for (name, k), v in found.items() if name == "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    }
+    assert sum(by_position.values()) == accepted
+    assert by_position["0"] == max(by_position.values())
 
 
 def test_errors_of_predicted_lengths_are_counted() -> None:
@@ -87,6 +92,9 @@ def test_counters_are_sums_over_the_events() -> None:
     assert found["vllm:generation_tokens_total", ""] == sum(sum(step.num_new) for step in steps)
     assert found["chairlift:recomputed_tokens_total", ""] == sum(event.num_recomputed_tokens for event in ended)
     assert found["vllm:prefix_cache_hits_total", ""] == sum(event.num_cached_tokens for event in ended) > 0
+    assert found["vllm:prompt_tokens_cached_total", ""] == found["vllm:prefix_cache_hits_total", ""]
+    assert found["vllm:request_num_preemptions_sum", ""] == found["vllm:num_preemptions_total", ""]
+    assert found["vllm:request_params_max_tokens_sum", ""] == 6 * 6
     assert found["vllm:request_success_total", "length"] == 5
     assert found["vllm:request_success_total", "abort"] == 1
     waited: Counter[str] = Counter()
@@ -147,6 +155,19 @@ def test_gauges_show_the_current_state() -> None:
     found = exposed(engine.log, engine)
     assert found["vllm:kv_cache_usage_perc", ""] == 0
     assert found["chairlift:kv_slots", "free"] == 40
+
+
+def test_answers_to_one_prompt_are_one_call_and_wait_for_its_prompt() -> None:
+    engine = TrackedEngine(max_num_seqs=2, num_blocks=40)
+    for leader in (None, "r1", "r1", None):
+        engine.add([1, 2, 3], 4, leader_id=leader)
+    found = exposed(engine.log, engine)
+    waiting = "vllm:num_requests_waiting_by_reason"
+    assert (found[waiting, "capacity"], found[waiting, "deferred"]) == (2, 2)
+    engine.to_end()
+    found = exposed(engine.log, engine)
+    assert (found["vllm:request_params_n_sum", ""], found["vllm:request_params_n_count", ""]) == (4, 2)
+    assert (found[waiting, "capacity"], found[waiting, "deferred"]) == (0, 0)
 
 
 def test_a_static_batch_has_first_tokens_and_no_gaps() -> None:

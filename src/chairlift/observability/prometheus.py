@@ -33,6 +33,7 @@ LATENCY_BUCKETS: Final = (
     1920.0, 7680.0,
 )  # fmt: skip
 STEP_BUCKETS: Final = tuple(map(float, (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)))
+COUNT_BUCKETS: Final = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 TOKEN_BUCKETS: Final = tuple(float(digit * 10**power) for power in range(5) for digit in (1, 2, 5))
 
 
@@ -66,6 +67,9 @@ HISTOGRAMS: Final = {
     "vllm:request_decode_time_seconds": ("Time from the first token of a request to its end.", LATENCY_BUCKETS),
     "vllm:request_prompt_tokens": ("Number of prompt tokens of a request.", TOKEN_BUCKETS),
     "vllm:request_generation_tokens": ("Number of output tokens of a request.", TOKEN_BUCKETS),
+    "vllm:request_num_preemptions": ("Number of preemptions of a request.", COUNT_BUCKETS),
+    "vllm:request_params_max_tokens": ("`max_tokens` of a request.", TOKEN_BUCKETS),
+    "vllm:request_params_n": ("Number of answers to a prompt.", COUNT_BUCKETS),
     "vllm:iteration_tokens_total": ("Number of tokens computed in a step.", STEP_BUCKETS),
 }
 
@@ -75,12 +79,17 @@ COUNTERS: Final[dict[str, tuple[str, dict[str, Iterable[str]]]]] = {
     "vllm:num_preemptions": ("Preemptions of requests.", {}),
     "vllm:prompt_tokens": ("Prompt tokens of admitted requests.", {}),
     "vllm:generation_tokens": ("Output tokens of all requests.", {}),
+    "vllm:prompt_tokens_cached": ("Prompt tokens of admitted requests that were found in the prefix cache.", {}),
     "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", {}),
     "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", {}),
     "vllm:request_success": ("Requests that ended, by finish reason.", {"finished_reason": FinishReason}),
     "vllm:spec_decode_num_drafts": ("Proposals of draft tokens that were verified.", {}),
     "vllm:spec_decode_num_draft_tokens": ("Draft tokens that were verified.", {}),
     "vllm:spec_decode_num_accepted_tokens": ("Draft tokens that were accepted.", {}),
+    "vllm:spec_decode_num_accepted_tokens_per_pos": (
+        "Draft tokens that were accepted, by their position in the proposal.",
+        {"position": ()},
+    ),
     "chairlift:requests_rejected": ("Requests rejected because they exceed a limit of the engine.", {}),
     "chairlift:state_checkpoint_evictions": ("Checkpoints of recurrent states that were evicted.", {}),
     "chairlift:steps": ("Computed steps.", {}),
@@ -105,7 +114,7 @@ class PrometheusMetrics(ReplayReader, Collector):
 
     Args:
         tracker: the tracker of the engine, which notifies these metrics.
-        gauges: additional gauges: name -> (help, function that returns the value).
+        gauges, counters: additional metrics: name -> (help, function that returns the value).
         model_name: the value of the label `model_name`; None is the name of the model in its events.
     """
 
@@ -114,10 +123,11 @@ class PrometheusMetrics(ReplayReader, Collector):
         tracker: RequestTracker,
         gauges: dict[str, tuple[str, Callable[[], float]]] | None = None,
         model_name: str | None = None,
+        counters: dict[str, tuple[str, Callable[[], float]]] | None = None,
     ) -> None:
         self._tracker = tracker
         self._model_name = model_name
-        self._gauges = gauges or {}
+        self._gauges, self._other_counters = gauges or {}, counters or {}
         self._histograms = {name: BucketCounts(buckets) for name, (_, buckets) in HISTOGRAMS.items()}
         self._counters: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
         tracker.add_reader(self)
@@ -140,6 +150,9 @@ class PrometheusMetrics(ReplayReader, Collector):
             self._count("vllm:spec_decode_num_drafts", sum(map(bool, step.num_draft)))
             self._count("vllm:spec_decode_num_draft_tokens", sum(step.num_draft))
             self._count("vllm:spec_decode_num_accepted_tokens", step.num_accepted)
+            for num_draft, num_new in zip(step.num_draft, step.num_new, strict=True):
+                for position in range(num_new - 1 if num_draft else 0):
+                    self._count("vllm:spec_decode_num_accepted_tokens_per_pos", 1, str(position))
         self._count("chairlift:state_checkpoint_evictions", step.evicted_checkpoints)
         seconds = step.time - step.scheduled_time
         for kind in SLOT_KINDS:
@@ -158,6 +171,7 @@ class PrometheusMetrics(ReplayReader, Collector):
             if request is None or request.first_scheduled != step.scheduled_time:
                 continue
             self._count("vllm:prompt_tokens", request.arrived.num_prompt_tokens)
+            self._count("vllm:prompt_tokens_cached", request.num_cached_tokens)
             if has_cache:
                 self._count("vllm:prefix_cache_queries", request.arrived.num_prompt_tokens)
                 self._count("vllm:prefix_cache_hits", request.num_cached_tokens)
@@ -196,6 +210,10 @@ class PrometheusMetrics(ReplayReader, Collector):
         add = self._histograms
         add["vllm:request_prompt_tokens"].add(event.num_prompt_tokens)
         add["vllm:request_generation_tokens"].add(event.num_output_tokens)
+        add["vllm:request_num_preemptions"].add(event.num_preemptions)
+        add["vllm:request_params_max_tokens"].add(request.arrived.max_tokens)
+        if request.arrived.leader_id is None:
+            add["vllm:request_params_n"].add(1 + request.num_siblings)
         add["vllm:e2e_request_latency_seconds"].add(event.time - event.arrival_time)
         scheduled, first = event.first_scheduled_time, event.first_token_time
         if scheduled is None:
@@ -225,6 +243,10 @@ class PrometheusMetrics(ReplayReader, Collector):
         name = "" if started is None else started.model
         labels = {"model_name": name if self._model_name is None else self._model_name, "engine": "0"}
         yield from self._gauge_families(labels)
+        for name, (text, value_of) in self._other_counters.items():
+            other = CounterMetricFamily(name, text, labels=list(labels))
+            other.add_metric(list(labels.values()), value_of())
+            yield other
         for name, (text, names) in COUNTERS.items():
             counter = CounterMetricFamily(name, text, labels=[*labels, *names])
             for key, value in {**dict.fromkeys(product(*names.values()), 0.0), **self._counters[name]}.items():
@@ -255,12 +277,23 @@ class PrometheusMetrics(ReplayReader, Collector):
             values["chairlift:swap_space_usage_perc"] = ("Share of the swap space in use, from 0 to 1.", used)
         for name, (text, number) in values.items():
             yield _gauge(name, text, labels, number)
+        yield self._waiting_by_reason(labels)
         kinds = GaugeMetricFamily("chairlift:kv_slots", "KV slots by kind.", labels=[*labels, "kind"])
         for kind, count in self._tracker.slots().items():
             kinds.add_metric([*labels.values(), kind], float(count))
         yield kinds
         if started is not None:
             yield _cache_config(started)
+
+    def _waiting_by_reason(self, labels: dict[str, str]) -> Metric:
+        """As in vLLM: requests in the queue, and those that wait for the prompt of a sibling."""
+        num_queued, num_waiting = len(self._tracker.waiting()), self._tracker.counts()["waiting"]
+        family = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason", "Number of waiting requests by reason.", labels=[*labels, "reason"]
+        )
+        for reason, count in (("capacity", num_queued), ("deferred", num_waiting - num_queued)):
+            family.add_metric([*labels.values(), reason], float(count))
+        return family
 
 
 def _state_values(started: EngineStarted, step: Step | None, running: float) -> dict[str, tuple[str, float]]:

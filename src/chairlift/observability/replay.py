@@ -128,6 +128,8 @@ class Replay:
         self._lost_ids.discard(event.request_id)
         self.unfinished[event.request_id] = TrackedRequest(self._num_arrived, event, [wait])
         self._num_arrived += 1
+        if event.leader_id is not None and (leader := self.unfinished.get(event.leader_id)) is not None:
+            leader.num_siblings += 1
 
     def _record_waiting(self, event: RequestWaiting) -> None:
         request = self.unfinished.get(event.request_id)

@@ -116,6 +116,7 @@ class TrackedRequest:
         last_token: the time of its last output token; token_gap: the seconds between the last two steps with tokens.
         lost_time: the time at which its engine ended before it.
         end_step: the first step that was scheduled after it has ended.
+        num_siblings: the number of requests that it leads.
     """
 
     index: int
@@ -147,6 +148,7 @@ class TrackedRequest:
     token_gap: float | None = None
     lost_time: float | None = None
     end_step: int = 0
+    num_siblings: int = 0
 
     @property
     def request_id(self) -> str:

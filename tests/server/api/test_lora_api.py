@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
@@ -129,6 +130,8 @@ def test_adapters_are_loaded_and_unloaded_with_an_admin_key(
     assert "lora_name='base' is the name of a model" in taken.json()["error"]["message"]
     assert (taken.status_code, taken.json()["error"]["param"]) == (400, "lora_name")
     assert server.post(unload, {"lora_name": "b"}, PLAIN).status_code == 403
+    metrics = httpx.get(f"{server.url}/metrics").text
+    assert 'vllm:lora_requests_info{max_lora="2",model_name="base",running_lora_adapters="a,b",waiting' in metrics
     assert server.post(unload, {"lora_name": "b"}, ADMIN).json() == {"id": "b", "object": "model", "deleted": True}
     for name in ("b", "base"):
         unloaded = server.post(unload, {"lora_name": name}, ADMIN)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import asdict
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import Metric
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
@@ -87,6 +88,7 @@ def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
     routes = APIRouter(tags=["Engine and requests"])
     registry = CollectorRegistry()
     registry.register(_AllMetrics(manager))
+    ProcessCollector(registry=registry)
 
     @routes.get("/v1/engine", responses=error_models(403, 404))
     async def get_engine(request: Request, model: str | None = None, replica: str | None = None) -> EngineView:
@@ -140,7 +142,20 @@ class _AllMetrics(Collector):
                 samples = [sample._replace(labels=sample.labels | label) for sample in metric.samples]
                 known = merged.setdefault(metric.name, metric)
                 known.samples = samples if known is metric else known.samples + samples
-        return merged.values()
+        return [*merged.values(), self._adapters()]
+
+    def _adapters(self) -> Metric:
+        """The loaded adapters, from which gateways choose a server (Gateway API Inference Extension)."""
+        family = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "Time of this answer, with the LoRA adapters that are ready.",
+            labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters", "model_name"],
+        )
+        for model in self._manager.models:
+            if model.facts is not None and model.facts.max_loras:
+                adapters = ",".join(model.adapters)
+                family.add_metric([str(model.facts.max_loras), adapters, "", model.name], time.time())
+        return family
 
 
 async def event_stream(model: VisibleEngine) -> AsyncGenerator[bytes, None]:

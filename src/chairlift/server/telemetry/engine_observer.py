@@ -90,12 +90,14 @@ def engine_metrics(
     gauges: dict[str, tuple[str, Callable[[], float]]] = {
         "chairlift:engine_up": ("1 if the engine is running.", lambda: status().state == "running"),
         "chairlift:engine_cannot_restart": (cannot_restart, lambda: status().state == "cannot_restart"),
-        "chairlift:engine_restarts": ("Number of restarts of the engine.", lambda: status().restarts),
         "chairlift:engine_seconds_since_step": (since_step, lambda: status().seconds_since_step),
         "chairlift:engine_seconds_stalled": (stalled, lambda: status().seconds_stalled),
+    }
+    counters: dict[str, tuple[str, Callable[[], float]]] = {
+        "chairlift:engine_restarts": ("Number of restarts of the engine.", lambda: status().restarts),
         "chairlift:events_dropped": (dropped, lambda: events.num_dropped),
     }
-    return PrometheusMetrics(tracker, gauges, model_name)
+    return PrometheusMetrics(tracker, gauges, model_name, counters)
 
 
 def _call_ids(request_id: str) -> list[str]:
