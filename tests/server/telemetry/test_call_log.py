@@ -44,7 +44,7 @@ def answering(
 ) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         call = scope["state"]["call"]
-        call.key, call.id, call.finish_reason = Key("ann"), call_id, finish_reason
+        call.key, call.id, call.model, call.finish_reason = Key("ann"), call_id, "tiny", finish_reason
         await receive()
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b"x", "more_body": is_disconnected})
@@ -231,10 +231,19 @@ def test_spans_continue_the_callers_trace(observer: EngineObserver) -> None:
     tracer.close()
     spans = {span.name: span for span in exporter.get_finished_spans()}
     assert set(spans) == {
-        "POST /v1/completions", "sequence", "wait: next_step", "wait: seats", "prefill", "decode"
+        "text_completion tiny", "sequence", "wait: next_step", "wait: seats", "prefill", "decode"
     }  # fmt: skip
     assert {f"{span.context.trace_id:032x}" for span in spans.values()} == {trace}
-    root, sequence = spans["POST /v1/completions"], spans["sequence"]
+    root, sequence = spans["text_completion tiny"], spans["sequence"]
+    assert {name: value for name, value in (root.attributes or {}).items() if name.startswith("gen_ai.")} == {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": "chairlift",
+        "gen_ai.request.id": "r3",
+        "gen_ai.request.model": "tiny",
+        "gen_ai.usage.input_tokens": sequence.attributes["gen_ai.usage.input_tokens"],
+        "gen_ai.usage.output_tokens": 4,
+        "gen_ai.usage.cache_read.input_tokens": 0,
+    }
     assert root.parent is not None
     assert f"{root.parent.span_id:016x}" == parent
     for name in ("wait: seats", "prefill", "decode"):
@@ -264,7 +273,7 @@ def test_times_of_a_replica_on_another_machine_are_converted(
     spans = {span.name: span for span in exporter.get_finished_spans()}
     assert ("sequence" in spans) == is_logged
     if is_logged:
-        shift = (spans["sequence"].start_time - spans["POST /v1/completions"].start_time) / 1e9
+        shift = (spans["sequence"].start_time - spans["text_completion tiny"].start_time) / 1e9
         assert shift == pytest.approx(5.0, abs=0.5)
 
 

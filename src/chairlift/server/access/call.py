@@ -39,6 +39,7 @@ class Call:
         model_seconds: the seconds for which the call waited until its model was loaded.
         id: the id of its requests in the engine and of their explanation; None until they are sent to the engine, or
             the wait for a model fails.
+        model: the name of the model or adapter that answers it; empty until it is known.
         finish_reason: the reason of the first answer to end. For a stop string it is known before the engine's event.
         ignored: the fields of its body that have no effect.
         seconds: the duration until the last byte of the response was written.
@@ -56,6 +57,7 @@ class Call:
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     model_seconds: float = 0.0
     id: str | None = None
+    model: str = ""
     finish_reason: str | None = None
     ignored: list[str] = field(default_factory=list)
     seconds: float = 0.0

@@ -125,7 +125,7 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
         self._lease, self._service = lease, lease.service
         self.llm = lease.service.llm
         self.lora_name = lease.model.adapter_of(body.model)
-        self.model = self.lora_name or lease.model.name
+        self.model = record.model = self.lora_name or lease.model.name
         self.id = f"{self.id_prefix}{body.request_id or record.request_id}"
         self.created = int(time.time())
         self.usage = CallUsage(sum(len(token_ids) for _, token_ids in plan.prompts))

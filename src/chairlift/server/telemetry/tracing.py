@@ -1,6 +1,6 @@
-"""OpenTelemetry spans of calls, with the extra `otel`.
+"""OpenTelemetry spans of calls, with the extra `otel`. Names and attributes are those of the GenAI conventions.
 
-POST /v1/chat/completions             the call; continues the trace of the client (W3C traceparent)
+chat smollm2-135m-instruct            the call; continues the trace of the client (W3C traceparent)
   sequence                            one of its answers, with the replica; another one for each replica that was lost
     wait: memory                      a span of its waits, by reason
     prefill
@@ -23,6 +23,15 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from chairlift.server.access.call import Call
 from chairlift.server.telemetry.engine_observer import ObservedRequest
+
+OPERATIONS: Final = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
+"""`gen_ai.operation.name` by path. Calls of other paths are named by method and path."""
 
 LOST_STATUS: Final = "the engine ended before the request"
 RESENT_STATUS: Final = "the engine ended before the request, which was sent to another replica"
@@ -51,9 +60,11 @@ class CallTracer:
             "url.path": call.path,
             "gen_ai.request.id": call.id,
         }
-        span = self._tracer.start_span(
-            f"{call.method} {call.path}", parent, SpanKind.SERVER, attributes, start_time=start
-        )
+        name = f"{call.method} {call.path}"
+        if (operation := OPERATIONS.get(call.path)) is not None:
+            name = f"{operation} {call.model}"
+            attributes |= {"gen_ai.operation.name": operation} | _call_attributes(call, sequences)
+        span = self._tracer.start_span(name, parent, SpanKind.SERVER, attributes, start_time=start)
         if call.status >= 500:
             span.set_status(StatusCode.ERROR)
         inside = set_span_in_context(span, parent)
@@ -92,6 +103,18 @@ class CallTracer:
     def close(self) -> None:
         """Export the remaining spans and stop the exporter."""
         self._provider.shutdown()
+
+
+def _call_attributes(call: Call, sequences: list[ObservedRequest]) -> dict[str, Any]:
+    requests = [sequence.request for sequence in sequences if not sequence.is_lost]
+    prompts = [request for request in requests if request.arrived.leader_id is None]
+    return {
+        "gen_ai.provider.name": "chairlift",
+        "gen_ai.request.model": call.model,
+        "gen_ai.usage.input_tokens": sum(request.arrived.num_prompt_tokens for request in prompts),
+        "gen_ai.usage.output_tokens": sum(request.num_output_tokens for request in requests),
+        "gen_ai.usage.cache_read.input_tokens": sum(request.num_cached_tokens for request in prompts),
+    }
 
 
 def _attributes(sequence: ObservedRequest, finish_reason: str | None, end: float) -> dict[str, Any]:
