@@ -63,6 +63,8 @@ class StructuredOutputs:
         whitespace_pattern: a regular expression for the text between the tokens of JSON.
         reasoning: the answer may begin with free reasoning, and the constraint applies from the first character after
             it that is not a newline. None applies the constraint from the beginning.
+        has_annotations: the keywords `uniqueItems` and `propertyNames`, and formats that no grammar follows, are left
+            out of the schema, and named, as in `response_format`. Otherwise they are errors.
         calls: the Lark grammar of tool calls (`grammar_text.relax_calls`), which an answer may consist of instead.
 
     Raises:
@@ -77,6 +79,7 @@ class StructuredOutputs:
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
     reasoning: Reasoning | None = None
+    has_annotations: bool = False
     calls: str | None = None
 
     def __post_init__(self) -> None:
@@ -85,7 +88,7 @@ class StructuredOutputs:
 
     def check(self) -> None:
         """Check the fields, and write the schema in its normal form. The constructor calls it."""
-        for name in ("json_object", "disable_any_whitespace"):
+        for name in ("json_object", "disable_any_whitespace", "has_annotations"):
             if not isinstance(getattr(self, name), bool):
                 _reject(name, f"must be true or false, got {getattr(self, name)!r}")
         given = [name for name in KINDS if getattr(self, name) not in (None, False)]

@@ -29,6 +29,10 @@ MEMORY_BYTES: Final = 1 << 30
 MAX_WALL_SECONDS: Final = 60.0
 
 
+class CheckerEndedError(Exception):
+    """A grammar has ended the process that compiles it, neither by the limit of time nor because it is not needed."""
+
+
 class GrammarChecker(ChildProcess):
     """Starts and uses one checking process. One thread may call it at a time.
 
@@ -55,13 +59,18 @@ class GrammarChecker(ChildProcess):
 
         Raises:
             TimeoutError: the process had too little of the processor to end within MAX_WALL_SECONDS.
+            CheckerEndedError: the process has ended by another signal or with an error.
         """
         try:
             self.start_if_needed()  # No grammar's time includes the start.
             return float(self.exchange(repr(limit).encode(), grammar.encode(), seconds=MAX_WALL_SECONDS))
         except EOFError:
+            status = self.wait(START_SECONDS)
             self.close()
-            return math.inf
+            if status in (None, -signal.SIGPROF, -signal.SIGKILL):
+                return math.inf
+            cause = signal.Signals(-status).name if status < 0 else f"status {status}"
+            raise CheckerEndedError(f"ends the process that compiles it, with {cause}") from None
         except TimeoutError:
             self.close()
             raise

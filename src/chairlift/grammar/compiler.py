@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias, TypeVar
 
 from chairlift.errors import OverloadedError, RequestError
-from chairlift.grammar.checker import MEMORY_BYTES, GrammarChecker
+from chairlift.grammar.checker import MEMORY_BYTES, CheckerEndedError, GrammarChecker
 from chairlift.grammar.grammar_text import complete_grammar, reject, relax_calls
 from chairlift.grammar.vocabulary import GrammarVocabulary
 from chairlift.loading.text.tokenizer import Tokenizer
@@ -105,7 +105,7 @@ class CompiledGrammar:
         matcher: None if the compiler only checks grammars.
 
     Attributes:
-        ignored: the parts of the schemas of tools that the grammar does not follow.
+        ignored: the parts of the schemas of tools and of the answer that the grammar does not follow.
     """
 
     def __init__(self, matcher: LLMatcher | None, ignored: tuple[str, ...] = ()) -> None:
@@ -340,12 +340,16 @@ class GrammarCompiler:
 
     def _compile_unrelaxed(self, tokenizer: LLTokenizer, constraint: StructuredOutputs) -> CompiledGrammar:
         try:
-            text = complete_grammar(constraint, self._get_tokenizer)
+            text, left_out = complete_grammar(constraint, self._get_tokenizer)
+            is_fast = self._is_fast(constraint, text)
         except RequestError:
             raise
+        except CheckerEndedError as error:
+            limit = f"{MEMORY_BYTES >> 20} MiB"
+            reject(constraint, f"{error}: it needs more than {limit}, or the library cannot read a value. Simplify it.")
         except ValueError as error:
             reject(constraint, f"cannot be compiled: {_shortened(str(error))}")
-        if not self._is_fast(constraint, text):
+        if not is_fast:
             self._reject_slow(constraint)
         from llguidance import LLMatcher
 
@@ -355,7 +359,7 @@ class GrammarCompiler:
         # A warning means that llguidance would ignore a part of the constraint. Only the schemas of tools permit that.
         if matcher.is_error() or (problem and constraint.calls is None):
             reject(constraint, f"cannot be compiled: {_shortened(problem)}")
-        ignored = tuple("tools." + warning.split(" ", 1)[0] for warning in warnings)
+        ignored = (*left_out, *("tools." + warning.split(" ", 1)[0] for warning in warnings))
         if self._is_check_only:
             return CompiledGrammar(None, ignored)
         grammar = CompiledGrammar(matcher, ignored)
@@ -366,11 +370,14 @@ class GrammarCompiler:
         from llguidance import LLMatcher
 
         text = LLMatcher.grammar_from_lark(lark)
-        return self._is_fast(constraint, text) and not LLMatcher.validate_grammar(text, limits=_parser_limits())
+        try:
+            return self._is_fast(constraint, text) and not LLMatcher.validate_grammar(text, limits=_parser_limits())
+        except CheckerEndedError:
+            return False
 
     def _is_fast(self, constraint: StructuredOutputs, text: str) -> bool:
         """Whether the checker of the calling thread compiles a grammar of a constraint in time. Raises RequestError if
-        the compilation is abandoned, or has used its time."""
+        the compilation is abandoned, or has used its time, and CheckerEndedError."""
         if not self.has_checker:
             return True
         checker = self._checker()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
+from urllib.parse import quote
 
 from chairlift.errors import RequestError
+from chairlift.grammar.exact_schema import json_symbol
+from chairlift.grammar.followed_schema import ANNOTATED, FollowedSchema
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.structured_outputs import Reasoning, StructuredOutputs
 
@@ -21,21 +25,27 @@ JSON_OPTIONS: Final = {
 """JSON is written on one line, with at most one space after a colon or a comma. If white space were free, a model could
 generate it until the length limit. `lenient` would ignore unsupported keywords."""
 
+LARK_JSON_OPTIONS: Final = {"whitespace_flexible": True, "item_separator": ",", "key_separator": ":"}
+"""llguidance's own options, for `%json` in a grammar of the request."""
+
 ASCII_CLASSES: Final = "dws"
 r"""The classes \d, \w and \s match ASCII only, as in JSON schemas. Unicode has 760 digits, and a model would use
 them."""
+
+NAME_CHARACTERS: Final = "$.-_~[]"
+"""The characters of names in the header `x-chairlift-ignored` that need no escapes, besides letters and digits."""
 
 IGNORED_ATTRIBUTE: Final = re.compile(r"^[ \t]*[A-Za-z_]\w*\[[^\]\n]*\btemperature\s*=", re.MULTILINE)
 ANSWER: Final = "answer"
 """The name of the grammar of the constraint, to which the grammar of tool calls is an alternative."""
 
 CALLS: Final = "calls"
-RELAXABLE: Final = re.compile(r"^// relaxable (.+)\n(\w+): (%json .+)$", re.MULTILINE)
+RELAXABLE: Final = re.compile(r"^// relaxable (.+)\n(\w+): (%json .+|%lark \{\n(?:.+\n)*?\})$", re.MULTILINE)
 """A rule of the grammar of tool calls with the schema of a tool that is not strict."""
 
 
 def grammar_text(constraint: StructuredOutputs) -> str:
-    """Return a constraint as the text of a grammar for `LLMatcher`, without compiling it.
+    """Return a constraint without a schema as the text of a grammar for `LLMatcher`, without compiling it.
 
     Raises:
         RequestError: the constraint uses a feature that is not supported.
@@ -49,15 +59,30 @@ def grammar_text(constraint: StructuredOutputs) -> str:
         return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, constraint.choice)))
     if constraint.kind == "calls":
         return LLMatcher.grammar_from_lark(constraint.calls or "")
-    if constraint.grammar is not None:
-        return LLMatcher.grammar_from_lark(_lark(constraint, constraint.grammar))
-    schema = '{"type":"object"}' if constraint.json is None else constraint.json
-    assert isinstance(schema, str), "StructuredOutputs keeps schemas as text"
-    return LLMatcher.grammar_from_json_schema(schema, overrides=_json_options(constraint))  # type: ignore[arg-type]
+    assert constraint.grammar is not None, "a schema has its own function"
+    return LLMatcher.grammar_from_lark(_with_exact_numbers(_lark(constraint, constraint.grammar)))
 
 
-def complete_grammar(constraint: StructuredOutputs, tokenizer: Callable[[], Tokenizer]) -> str:
-    """Return the grammar of a whole answer: `grammar_text`, or tool calls instead, and reasoning before it.
+def _json_grammar(constraint: StructuredOutputs) -> tuple[str, list[str]]:
+    """The grammar of a schema, and the names of what it does not follow. Raises ValueError if a number would change."""
+    from llguidance import LLMatcher
+
+    assert constraint.json is None or isinstance(constraint.json, str), "StructuredOutputs keeps schemas as text"
+    schema = {"type": "object"} if constraint.json is None else json.loads(constraint.json)
+    unfollowed = ANNOTATED if constraint.has_annotations else frozenset()
+    followed = FollowedSchema(schema, unfollowed, is_arguments=False)
+    symbol = json_symbol(followed.schema, _json_options(constraint))
+    field = "response_format" if constraint.has_annotations else "structured_outputs"
+    left_out = [f"{field}.{quote(path, safe=NAME_CHARACTERS)}" for path in followed.left_out]
+    if symbol.startswith("%lark"):
+        return LLMatcher.grammar_from_lark(f"start: {symbol}"), left_out
+    return LLMatcher.grammar_from_json_schema(symbol.removeprefix("%json ")), left_out
+
+
+def complete_grammar(constraint: StructuredOutputs, tokenizer: Callable[[], Tokenizer]) -> tuple[str, list[str]]:
+    """Return the grammar of a whole answer: that of the constraint, or tool calls instead, and reasoning before it.
+
+    The second value names the parts of the schema of the answer that the grammar does not follow.
 
     The calls stand beside the answer, unless they refer to it. The reasoning is `opening TEXT closing`, where TEXT ends
     at the first closing marker. A marker that is one special token is matched as such, since no text can spell it.
@@ -65,11 +90,12 @@ def complete_grammar(constraint: StructuredOutputs, tokenizer: Callable[[], Toke
     Raises:
         RequestError, ValueError: as `grammar_text`.
     """
-    text = grammar_text(constraint)
+    is_json = constraint.kind in ("json", "json_object")
+    text, left_out = _json_grammar(constraint) if is_json else (grammar_text(constraint), [])
     has_alternative = constraint.calls is not None and constraint.kind != "calls"
     if constraint.reasoning is None and not has_alternative:
-        return text
-    if constraint.kind in ("json", "json_object"):
+        return text, left_out
+    if is_json and not text.startswith("start:"):
         answer = json.loads(text)["grammars"]
     else:
         answer = [{"lark_grammar": text}]
@@ -81,7 +107,7 @@ def complete_grammar(constraint: StructuredOutputs, tokenizer: Callable[[], Toke
     rules = [f"start: {body}"]
     if constraint.reasoning is not None:
         rules = _reasoning_rules(constraint.reasoning, tokenizer(), body)
-    return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *answer]})
+    return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, *answer]}), left_out
 
 
 def _reasoning_rules(reasoning: Reasoning, tokenizer: Tokenizer, body: str) -> list[str]:
@@ -128,6 +154,18 @@ def _lark(constraint: StructuredOutputs, grammar: str) -> str:
         return any_to_lark(grammar)
     except (GbnfToLarkError, ValueError, RecursionError) as error:
         reject(constraint, f"is not valid GBNF: {' '.join(str(error).split())}")
+
+
+def _with_exact_numbers(lark: str) -> str:
+    """A grammar in Lark in which schemas with large numbers are exact. Raises ValueError if a number would change."""
+    written, at = "", 0
+    for found in re.finditer(r"%json\s*(?=\{)", lark):
+        with contextlib.suppress(json.JSONDecodeError, RecursionError):  # The compiler has a message for it.
+            schema, end = json.JSONDecoder().raw_decode(lark, found.end())
+            options = {**LARK_JSON_OPTIONS, **schema.pop("x-guidance", {})}
+            if found.start() >= at and (symbol := json_symbol(schema, options)).startswith("%lark"):
+                written, at = f"{written}{lark[at : found.start()]}{symbol}", end
+    return written + lark[at:]
 
 
 def relax_calls(calls: str, can_compile: Callable[[str], bool]) -> tuple[str, list[str]]:

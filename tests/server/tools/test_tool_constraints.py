@@ -13,12 +13,12 @@ import pytest
 
 from chairlift.errors import RequestError
 from chairlift.grammar.compiler import CompiledGrammar, GrammarCompiler
+from chairlift.grammar.followed_schema import SCHEMA_LISTS, SCHEMA_MAPS, UNFOLLOWED, FollowedSchema
 from chairlift.loading.text.hf_tokenizer import folder_tokenizer
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.server.protocol.tools import FunctionTool
 from chairlift.server.tools.answer_formats import TOOL_CALL_FORMATS
 from chairlift.server.tools.answer_parser import AnswerParser, DeltaMessage
-from chairlift.server.tools.followed_schema import SCHEMA_LISTS, SCHEMA_MAPS, UNFOLLOWED, FollowedSchema
 from chairlift.server.tools.harmony_parser import HarmonyParser
 from chairlift.server.tools.tool_constraints import TEXT, CallGrammar
 from chairlift.server.tools.tool_parser import ToolParser

@@ -228,10 +228,12 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
             generation.fail(DeadlineError(message))
 
     def _ignored_fields(self, unfollowed: tuple[str, ...]) -> list[str]:
-        """The fields of the body that have no effect, by the names that they have at its endpoint, and the `unfollowed`
-        parts of the schemas of tools."""
-        names = self.body.chat_field_names
-        given = [*self.body.ignored_fields(), *(names.get(field, field) for field in self.plan.ignored), *unfollowed]
+        """The fields of the body that have no effect, and the `unfollowed` parts of schemas, by their names at its
+        endpoint."""
+        names, given = self.body.chat_field_names, self.body.ignored_fields()
+        for name in (*self.plan.ignored, *unfollowed):
+            field, dot, path = name.partition(".")
+            given.append(f"{names.get(field, field)}{dot}{path}")
         ignored = list(dict.fromkeys(given))
         shown = [f"{name:.{MAX_IGNORED_CHARACTERS}}" for name in ignored[:MAX_IGNORED]]
         return shown + [f"{len(ignored) - MAX_IGNORED}-more"] * (len(ignored) > MAX_IGNORED)

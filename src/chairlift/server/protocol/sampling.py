@@ -74,7 +74,9 @@ class JsonSchema(RequestBody):
     name: str
     description: str | None = Field(None, description="Has no effect.")
     schema_: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = Field(None, description="Has no effect: the schema is always followed.")
+    strict: bool | None = Field(
+        None, description="Has no effect: the schema is always followed, except for the parts that a header names."
+    )
 
 
 class JsonSchemaFormat(RequestBody):
@@ -170,7 +172,9 @@ class SamplingFields(EngineFields, SamplingCompatibilityFields):
         if constraint is not None:
             raise RequestError("send only one of response_format and structured_outputs", "structured_outputs")
         schema = form.json_schema.schema_ if form.type == "json_schema" else form.schema_
-        return StructuredOutputs(json_object=True) if schema is None else StructuredOutputs(json=schema)
+        if schema is None:
+            return StructuredOutputs(json_object=True)
+        return StructuredOutputs(json=schema, has_annotations=True)
 
     def sampling_params(self, defaults: SamplingDefaults, **overrides: Any) -> SamplingParams:
         """The validated sampling parameters of these fields and of `overrides`; raises RequestError.

@@ -8,14 +8,14 @@ from typing import Final
 from urllib.parse import quote
 
 from chairlift.errors import RequestError
-from chairlift.grammar.grammar_text import JSON_OPTIONS
+from chairlift.grammar.exact_schema import json_symbol
+from chairlift.grammar.followed_schema import FollowedSchema
+from chairlift.grammar.grammar_text import JSON_OPTIONS, NAME_CHARACTERS
 from chairlift.server.protocol.tools import FunctionTool
 from chairlift.server.tools.answer_formats import FORCED_CALLS, CallFormat
-from chairlift.server.tools.followed_schema import FollowedSchema
 from chairlift.server.tools.harmony_parser import CHANNEL, ENDS, MESSAGE, START
 from chairlift.structured_outputs import StructuredOutputs
 
-NAME_CHARACTERS: Final = "$.-_~[]"
 NO_PARAMETERS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
 COLON: Final = "/: ?/"
 COMMA: Final = "/, ?/"
@@ -115,20 +115,24 @@ class CallGrammar:
         function = tool.function
         followed = FollowedSchema(NO_PARAMETERS if function.parameters is None else function.parameters)
         schema, left_out = followed.schema, followed.left_out
+        options = {**JSON_OPTIONS, "lenient": not function.strict, "coerce_one_of": not function.strict}
         try:
             StructuredOutputs(json=schema)
-        except RequestError:  # It has too many levels or bytes.
-            schema, left_out = {"type": "object"}, ["parameters"]
+            symbol = json_symbol(schema, options)
+        except (RequestError, ValueError) as error:  # It has too many levels or bytes, or a number would change.
+            if function.strict and not isinstance(error, RequestError):
+                raise RequestError(f"tools: {function.name!r} is strict, but {error}", "tools") from None
+            left_out, symbol = ["parameters"], json_symbol({"type": "object"}, options)
         names = [f"tools.{function.name}.{quote(path, safe=NAME_CHARACTERS)}" for path in left_out]
-        if names and function.strict:
+        refused = [name for name, path in zip(names, left_out, strict=True) if not path.endswith("$schema")]
+        if refused and function.strict:
             raise RequestError(
                 f"tools: {function.name!r} is strict, but parts of its schema cannot be followed: "
-                f"{', '.join(names):.500}. Remove them, or leave out strict",
+                f"{', '.join(refused):.500}. Remove them, or leave out strict",
                 "tools",
             )
         self.ignored += names
-        options = {**JSON_OPTIONS, "lenient": not function.strict, "coerce_one_of": not function.strict}
-        rule = f"arguments{index}: %json {json.dumps({**schema, 'x-guidance': options})}"
+        rule = f"arguments{index}: {symbol}"
         return [rule] if function.strict else [f"// relaxable {function.name}", rule]
 
 
