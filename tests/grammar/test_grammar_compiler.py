@@ -226,6 +226,29 @@ def test_slow_grammar_is_rejected_and_the_next_one_compiles(tokenizer: Tokenizer
     assert compiler.compile(StructuredOutputs(json={"allOf": patterns[:2]}))
 
 
+def test_a_grammar_that_ends_the_checking_process_is_rejected_with_its_end(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end by a signal is not reported as a lack of time, and its number is named. A relaxable schema is relaxed."""
+
+    def exchange(checker: GrammarChecker, *frames: bytes, seconds: float) -> bytes:
+        if b"deadly" in frames[-1]:
+            checker.send_signal(signal.SIGABRT)
+            checker.wait(seconds)
+        return real(checker, *frames, seconds=seconds)
+
+    real = GrammarChecker.exchange
+    monkeypatch.setattr(GrammarChecker, "exchange", exchange)
+    compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS], AMPLE_SECONDS)
+    with pytest.raises(
+        RequestError, match="ends the process that compiles it, with SIGABRT: it needs more than 1024 MiB"
+    ):
+        compiler.compile(StructuredOutputs(choice=["deadly"]))
+    assert compiler.compile(StructuredOutputs(choice=["harmless"]))
+    calls = 'start: f\n// relaxable f\nf: %json {"const": "deadly"}'
+    assert compiler.compile(StructuredOutputs(calls=calls)).ignored == ("tools.f.parameters",)
+
+
 def test_the_time_of_other_programs_does_not_make_a_grammar_slow() -> None:
     """The limit is processor time: a process that is suspended uses none of it."""
     checker = GrammarChecker(LIMITS)
