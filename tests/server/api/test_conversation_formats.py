@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from chairlift.server.preparation.conversation import ChatPlan
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.tools.answer_parser import DeltaMessage
 from support.call_templates import COHERE, DEEPSEEK_V3, DEEPSEEK_V31, HUNYUAN, PLAIN_LFM2, START
+from support.case_loop import loop_over
 from support.chat_templates import TEMPLATES
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -93,6 +95,36 @@ def test_structured_answers_of_gpt_oss_follow_the_header_of_the_final_channel() 
     final = "<|start|>assistant<|channel|>final<|message|>Yes."
     parsed = parse_answer(free, f"<|channel|>analysis<|message|>Hm.<|end|>{final}")
     assert (parsed.content, parsed.reasoning) == ("Yes.", "Hm.")
+
+
+SPELLINGS = [
+    '{"city":"Rome","n":[1,2.50, -3e2]}',
+    '{ "city" :\t"Rome" }',
+    '{\n  "city": "R\\u00f6me \\ud83d\\ude00\\/\\"",\n  "n": {\n  }\n}',
+    '{"city": "Röme", "n": []}',
+    "{}",
+]
+CALLS_IN_JSON = {
+    "gpt_oss": "<|channel|>commentary to=functions.get_weather json<|message|>%s<|call|>",
+    "qwen3": '<tool_call>\n{"name": "get_weather", "arguments": %s}\n</tool_call>',
+    "llama31": '{"name": "get_weather", "parameters": %s}',
+    "smollm3": '<tool_call>\n{"name": "get_weather", "arguments": %s}\n</tool_call>',
+}
+REWRITTEN = ("gpt_oss", "qwen3", "llama31")  # Their templates write the arguments, the others whole calls.
+
+
+@loop_over(("template", "spelling"), itertools.product(CALLS_IN_JSON, SPELLINGS))
+def test_arguments_keep_the_spelling_of_the_model_in_the_answer_and_in_the_next_prompt(
+    template: str, spelling: str
+) -> None:
+    text = CALLS_IN_JSON[template] % spelling
+    parser = plan(template).new_parser()
+    pieces = DeltaMessage.joined([*(parser.feed(character) for character in text), parser.finish(True)])
+    for answer in (parse_answer(plan(template), text), pieces):
+        assert [(call.name, call.arguments) for call in answer.tool_calls] == [("get_weather", spelling)]
+    calling = {"role": "assistant", "tool_calls": [{"id": "c", "function": {**FUNCTION, "arguments": spelling}}]}
+    history = prompt(template, messages=[CONVERSATION[0], calling, CONVERSATION[2]])
+    assert template not in REWRITTEN or spelling in history
 
 
 def test_reasoning_of_gpt_oss_needs_no_other_parser() -> None:

@@ -17,6 +17,7 @@ from jinja2 import meta
 from chairlift.errors import RequestError
 from chairlift.loading.text.marked_text import MarkedText, template_text
 from chairlift.loading.text.template_sandbox import TemplateEnvironment
+from chairlift.loading.text.written_object import WrittenObject
 
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 """Roles that are template text, because some templates build special tokens from them, such as `<|user|>`."""
@@ -120,7 +121,8 @@ def _marked_copy(value: Any) -> Any:
     if isinstance(value, str):
         return MarkedText(value)
     if isinstance(value, Mapping):
-        return {str(key): _marked_copy(item) for key, item in value.items()}
+        copied = {str(key): _marked_copy(item) for key, item in value.items()}
+        return WrittenObject(copied, value.text) if isinstance(value, WrittenObject) else copied
     if isinstance(value, (list, tuple)):
         return [_marked_copy(item) for item in value]
     if value is None or isinstance(value, (bool, int, float)):

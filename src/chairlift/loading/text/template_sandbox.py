@@ -9,7 +9,6 @@ huge width, are not: a template can use up the memory of the process, so it must
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -25,6 +24,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 
 from chairlift.loading.text.marked_text import MarkedText, is_template_text, join_marked, template_text
+from chairlift.loading.text.written_object import json_text
 
 CPU_SECONDS: Final = 2.0
 """CPU time of the thread after which a render begins no further iteration of a loop and no further call."""
@@ -209,7 +209,7 @@ def to_json(
 ) -> MarkedText:
     """The filter `tojson`, without HTML escapes. Its result is content."""
     return MarkedText(
-        json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        json_text(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     )
 
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from pydantic_core import from_json
 
 from chairlift.errors import RequestError
+from chairlift.loading.text.written_object import WrittenObject
 from chairlift.server.protocol.base import MAX_TOOLS, MAX_TOOLS_BYTES, CacheableObject, ReceivedObject, RequestBody
 
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
@@ -81,7 +82,7 @@ class ToolCallParam(ReceivedObject):
 
 
 def parse_arguments(text: str | None) -> dict[str, Any]:
-    """The arguments of a tool call as an object.
+    """The arguments of a tool call as an object, with their text.
 
     Text that is not a JSON object, for example because the token limit has cut the call, becomes the value of
     `INVALID_JSON`, as at Anthropic.
@@ -90,7 +91,7 @@ def parse_arguments(text: str | None) -> dict[str, Any]:
         value = from_json((text or "").strip() or "{}", allow_inf_nan=False)
     except ValueError:
         value = None
-    return value if isinstance(value, dict) else {"INVALID_JSON": text}
+    return WrittenObject(value, (text or "").strip() or "{}") if isinstance(value, dict) else {"INVALID_JSON": text}
 
 
 class FunctionCall(BaseModel):

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from chairlift.errors import RequestError
 from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.loading.text.marked_text import unmarked
+from chairlift.loading.text.written_object import json_text
 from chairlift.server.tools.answer_formats import TOOL_CALL_FORMATS, CallFormat, tool_call_format
 from chairlift.server.tools.answer_parser import DeltaMessage
 from chairlift.server.tools.harmony_parser import HarmonyParser
@@ -44,7 +45,7 @@ class CallStyle(NamedTuple):
         """The message with its calls in the form that the template expects."""
         calls = message.get("tool_calls")
         if calls and self.has_text_arguments:
-            texts = (json.dumps(call["function"]["arguments"], ensure_ascii=False) for call in calls)
+            texts = (json_text(call["function"]["arguments"]) for call in calls)
             functions = ({**call["function"], "arguments": text} for call, text in zip(calls, texts, strict=True))
             calls = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
             message = {**message, "tool_calls": calls}

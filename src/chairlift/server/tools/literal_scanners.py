@@ -14,6 +14,7 @@ NAME: Final = re.compile(r"[A-Za-z_][\w.-]{0,127}")
 STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
 CONSTANTS: Final = {"None": "null", "True": "true", "False": "false", "null": "null", "true": "true", "false": "false"}
 PLAIN_ESCAPES: Final = "\\'\"/"
+JSON_ESCAPES: Final = '\\"/bfnrt'
 ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
 NUMBER: Final = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 NAME_KEYS: Final = ("name", "tool_name")
@@ -68,6 +69,7 @@ class LiteralSyntax:
         word_character: the characters of numbers, constants and bare words.
         has_escapes: a backslash in a string begins an escape sequence.
         has_bare_words: keys may be words without quotes, and a value that is no constant or number is a string.
+        is_json: white space and escapes are kept, so that the arguments are spelled as in the answer.
         prefix, opening, equals: what a call has before and after its name, and after the names of arguments.
     """
 
@@ -76,6 +78,7 @@ class LiteralSyntax:
     word_character: re.Pattern[str]
     has_escapes: bool
     has_bare_words: bool
+    is_json: bool = False
     prefix: str = ""
     opening: str = "("
     equals: str = "="
@@ -83,11 +86,11 @@ class LiteralSyntax:
 
 PYTHON: Final = LiteralSyntax(("'", '"'), {"[": "]", "(": ")", "{": "}"}, re.compile(r"[\w.+-]"), True, False)
 GEMMA: Final = LiteralSyntax(
-    ('<|"|>',), {"[": "]", "{": "}"}, re.compile(r"[^,:{}\[\]\s]"), False, True, "call:", "{", ":"
+    ('<|"|>',), {"[": "]", "{": "}"}, re.compile(r"[^,:{}\[\]\s]"), False, True, False, "call:", "{", ":"
 )
 FUNCTION_GEMMA: Final = replace(GEMMA, quotes=("<escape>",))
 WORD: Final = re.compile(r"""[^,:{}\[\]\s"']""")
-JSON: Final = replace(PYTHON, closings=GEMMA.closings, word_character=WORD, has_bare_words=True)
+JSON: Final = replace(PYTHON, closings=GEMMA.closings, word_character=WORD, has_bare_words=True, is_json=True)
 """JSON as models write it: also with constants of Python, words without quotes, and commas at the end of lists."""
 
 
@@ -100,8 +103,8 @@ class LiteralScanner(CallScanner):
         self._call_depth = 0  # The number of brackets around the arguments of a call that are keys without quotes.
         self._token = self._function = ""
         self._closings: list[str] = []
-        self._separator = ""
-        self._quote = ""
+        self._separator = ""  # What is written before the next value: a comma or colon, and space.
+        self._quote = self._escapes = ""
         self._surrogate = 0
         self._is_key = False
 
@@ -116,11 +119,12 @@ class LiteralScanner(CallScanner):
     def _before_value(self, character: str) -> None:
         """Read the first character of a value or of a key of an object, or the end of the brackets around it."""
         if character.isspace():
+            self._keep_space(character)
             return
         if character == self._closings[-1]:
             self._close_bracket(character)
             return
-        self._is_key = self._separator != ": " and self._in_object()
+        self._is_key = ":" not in self._separator and self._in_object()
         quotes = [quote for quote in self.syntax.quotes if quote[0] == character]
         self._token = ""
         if quotes:
@@ -138,14 +142,19 @@ class LiteralScanner(CallScanner):
         self._read = self._before_value
 
     def _close_bracket(self, bracket: str) -> None:
-        self.is_broken = self._separator == ": "
+        self.is_broken = ":" in self._separator
         if self.is_broken:
             return
+        space = self._separator.replace(",", "") if self.syntax.is_json else ""
         self._separator = ""
-        self._arguments += "}" if self._in_object() else "]"
+        self._arguments += space + ("}" if self._in_object() else "]")
         self._closings.pop()
         self._is_key = False
         self._read = self._after_value
+
+    def _keep_space(self, character: str) -> None:
+        if self.syntax.is_json and character in " \t\r\n":
+            self._separator += character
 
     def _write(self, text: str) -> None:
         self._arguments += self._separator + text
@@ -177,7 +186,8 @@ class LiteralScanner(CallScanner):
         self._token += character
         kind, digits = self._token[1], self._token[2:]
         if kind not in HEX_ESCAPES:
-            self._write_character(kind if kind in PLAIN_ESCAPES else ESCAPES.get(kind, self._token))
+            text = kind if kind in PLAIN_ESCAPES else ESCAPES.get(kind, self._token)
+            self._write_character(text, self._token if kind in JSON_ESCAPES else "")
             self._token, self._read = "", self._in_string
         elif digits and digits[-1] not in "0123456789abcdefABCDEF":
             self.is_broken = True
@@ -187,14 +197,20 @@ class LiteralScanner(CallScanner):
                 code = 0x10000 + ((self._surrogate - 0xD800) << 10) + code - 0xDC00
             self._surrogate = code if 0xD800 <= code < 0xDC00 else 0
             is_character = code < 0x110000 and not 0xD800 <= code < 0xE000
+            pair = self._escapes if code >= 0x10000 else ""
+            spelling = pair + self._token if kind == "u" and is_character else ""
+            self._escapes = self._token if self._surrogate else ""
             if not self._surrogate:
-                self._write_character(chr(code) if is_character else "\N{REPLACEMENT CHARACTER}")
+                self._write_character(chr(code) if is_character else "\N{REPLACEMENT CHARACTER}", spelling)
             self._token, self._read = "", self._in_string
 
-    def _write_character(self, text: str) -> None:
+    def _write_character(self, text: str, spelling: str = "") -> None:
+        """Write a character; in JSON with the escape that it has in the answer, if any."""
         lost = "\N{REPLACEMENT CHARACTER}" if self._surrogate else ""
         self._surrogate = 0
-        self._arguments += json.dumps(lost + text, ensure_ascii=False)[1:-1]
+        if not self.syntax.is_json or not spelling:
+            spelling = json.dumps(text, ensure_ascii=False)[1:-1]
+        self._arguments += lost + spelling
 
     def _in_word(self, character: str) -> None:
         is_name = self._is_key and len(self._closings) == self._call_depth
@@ -214,13 +230,17 @@ class LiteralScanner(CallScanner):
     def _after_value(self, character: str) -> None:
         self._read = self._after_value
         if character.isspace():
+            self._keep_space(character)
             return
+        space = "" if self.syntax.is_json else " "
         if self._is_key:
             equals = self.syntax.equals if len(self._closings) == self._call_depth else ":"
             self.is_broken = character != equals
-            self._separator, self._is_key, self._read = ": ", False, self._before_value
+            self._separator += ":" + space
+            self._is_key, self._read = False, self._before_value
         elif character == ",":
-            self._separator, self._read = ", ", self._before_value
+            self._separator += "," + space
+            self._read = self._before_value
         elif character == self._closings[-1]:
             self._close_bracket(character)
         else:
@@ -275,7 +295,7 @@ class JsonCallScanner(LiteralScanner):
             self._result += "" if self._has_arguments else "{}"
 
     def _after_value(self, character: str) -> None:
-        if len(self._closings) == self._num_wrappers and (text := super().take_arguments().lstrip(" ,:")):
+        if len(self._closings) == self._num_wrappers and (text := super().take_arguments().strip(" ,:\t\r\n")):
             if self._is_key:
                 self._key = json.loads(text)
             elif text[0] == '"' or self._key in ARGUMENT_KEYS:
