@@ -115,6 +115,17 @@ SPELLED: dict[str, tuple[dict[str, Any], Sequence[str], Sequence[str]]] = {
     "choice": ({"choice": ["yes", "no", 'say "é"\n', "yes, but"]}, ["yes", "yes, but", 'say "é"\n'], ["y", "maybe"]),
     "lark": ({"grammar": 'start: NAME ("," NAME)*\nNAME: /[a-z]+/'}, ["a", "ab,c"], ["a,", ",", "A"]),
     "gbnf": ({"grammar": 'root ::= "a"+ item\nitem ::= "b" | "c"'}, ["ab", "aaac"], ["b", "a"]),
+    "counts with a fraction": (
+        {"json": {"type": "array", "items": {"type": "string", "maxLength": 2.0}, "minItems": 1.0, "maxItems": 2e0}},
+        ['["ab"]', '["a","b"]'],
+        ["[]", '["abc"]', '["","",""]'],
+    ),
+    "unknown dialect": ({"json": {"$schema": "https://example.org/x", "const": 1}}, ["1"], ["2"]),
+    "recursive reference": (
+        {"json": {"properties": {"a": {"$ref": "#"}}, "additionalProperties": False, "type": "object"}},
+        ['{"a":{"a":{}}}'],
+        ['{"a":1}'],
+    ),
     "json in lark": (
         {"grammar": f'start: "<" body ">"\nbody: {json_rule(PERSON)}'},
         ['<{"name":"A","age":1}>'],
@@ -175,6 +186,12 @@ REJECTED: dict[str, tuple[dict[str, Any], str, str]] = {
         {"grammar": 'start: %json {"type": "array", "uniqueItems": true, "x-guidance": {"lenient": true}}'},
         "grammar",
         "uniqueItems",
+    ),
+    "reference to itself": ({"json": {"$ref": "#"}}, "json", r"\$ref '#' leads only to itself"),
+    "references in a circle": (
+        {"json": {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"$ref": "#"}}}},
+        "json",
+        "leads only to itself",
     ),
     "remote reference": ({"json": {"$ref": "http://example.org/schema"}}, "json", "not present"),
     "nothing satisfies it": ({"json": {"type": "integer", "minimum": 3, "maximum": 2}}, "json", "nsatisfiable"),

@@ -138,6 +138,12 @@ def test_references_are_resolved_by_the_rules_of_json_schema(
         ({"type": "array", "uniqueItems": False}, []),
         ({"type": "string", "pattern": "(?!a)"}, ["tools.f.properties.u.pattern"]),
         ({"$ref": "#/$defs/none"}, ["tools.f.parameters"]),
+        ({"$ref": "#/properties/u"}, ["tools.f.properties.u.$ref"]),
+        ({"allOf": [{"$ref": "#/properties/u"}]}, ["tools.f.properties.u.allOf.0.$ref"]),
+        ({"patternProperties": {"a": {"const": 1234567890123456789}}}, ["tools.f.parameters"]),
+        ({"type": "integer", "format": "int64"}, []),
+        ({"enum": [1234567890123456789, "a"]}, []),
+        ({"type": "array", "minItems": 1.0}, []),
         ({"type": "str"}, ["tools.f.parameters"]),
         ({"type": None, "format": "float"}, ["tools.f.parameters"]),
         ({"type": 1, "format": "double"}, ["tools.f.parameters"]),
@@ -159,6 +165,8 @@ def test_what_cannot_be_followed_is_named_or_refused_if_the_tool_is_strict(
     if not ignored:
         assert compiled(compiler, tool(schema, strict=True))[1] == []
         return
+    dialect = {"$schema": "https://example.org/unknown"}
+    assert compiled(compiler, tool({"type": "object", **dialect}, strict=True))[1] == ["tools.f.$schema"]
     with pytest.raises(RequestError) as caught:
         compiled(compiler, tool(schema, strict=True))
     assert caught.value.param in ("tools", "structured_outputs.calls")
