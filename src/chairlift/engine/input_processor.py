@@ -454,8 +454,12 @@ class InputProcessor:
             at_least = "" if is_whole else "at least "
             message = f"{label} has {at_least}{num_tokens} tokens, but {most} ({limits}). {self._shorten}"
             raise self.limits.context_error(message, param, num_tokens)
-        if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
-            raise RequestError(f"{label} contains a token id outside 0..{self._vocab_size - 1}", param)
+        for token_id in (min(token_ids), max(token_ids)):
+            if not 0 <= token_id < self._vocab_size:
+                text = self.tokenizer.token_bytes(token_id).decode(errors="replace")
+                found = f"{token_id} ({text!r:.100})" if text else f"{token_id}"
+                limits = f"outside 0..{self._vocab_size - 1}, the rows of the model's embedding"
+                raise RequestError(f"{label} contains a token id {limits}: {found}. Leave it out.", param)
         return token_ids
 
 

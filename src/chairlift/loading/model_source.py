@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 DTYPE_FORMATS: Final = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 SAFETENSORS_FORMATS: Final = {"F16": "f16", "BF16": "bf16"}
 CONFIG: Final = "config.json"
+EMBEDDING: Final = "token_embd.weight"
 
 
 @dataclass(frozen=True)
@@ -138,8 +139,10 @@ class GGUFSource(ModelSource):
 
     def _read_config(self) -> ModelConfig:
         metadata, source = self.file.metadata, str(self.file.path)
-        find_gguf_architecture(metadata, source=source)
+        name, _ = find_gguf_architecture(metadata, source=source)
         names = self.file.tensors.keys()
+        if EMBEDDING in names:  # Its rows count, whatever the number of tokens.
+            metadata = {**metadata, f"{name}.vocab_size": self.file.tensors[EMBEDDING].shape[0]}
         return read_gguf_config(metadata, source=source, tensor_names=names, rope_factors=self._rope_factors())
 
     def _rope_factors(self) -> dict[str, list[float]]:

@@ -117,7 +117,11 @@ def _check_draft(draft: LoadedDecoder, loaded: LoadedDecoder, max_model_len: int
     problem = None
     if draft.config.vocab_size != loaded.config.vocab_size:
         problem = f"it has {draft.config.vocab_size} tokens, and {loaded.name} has {loaded.config.vocab_size}"
-    elif isinstance(ours, Tokenizer) and isinstance(theirs, Tokenizer) and not ours.has_vocabulary_of(theirs):
+    elif (
+        isinstance(ours, Tokenizer)
+        and isinstance(theirs, Tokenizer)
+        and not ours.has_vocabulary_of(theirs, loaded.config.vocab_size)
+    ):
         problem = f"its tokenizer differs from that of {loaded.name}"
     elif (context := draft.config.max_position_embeddings) < max_model_len:
         problem = f"its context has {context} tokens, fewer than the {max_model_len} of a request: lower max_model_len"

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from chairlift.config import QUANTIZATIONS, EngineConfig
+from chairlift.counts import counted
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.kv_cache_plan import KVCachePlan
 from chairlift.engine.startup.pooling_options import read_pooling
@@ -25,7 +26,7 @@ from chairlift.loading.file_weights import FileWeights
 from chairlift.loading.generation_config import load_sampling_defaults
 from chairlift.loading.model_source import CONFIG, ModelSource, declared_formats, encoder_error
 from chairlift.loading.resolve import resolve_model
-from chairlift.loading.text.template_check import add_turn_ends
+from chairlift.loading.text.template_check import MAX_NAMED, add_turn_ends
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.decoder import DecoderModel, build_model
@@ -281,17 +282,30 @@ def _apply_tokenizer(
 ) -> tuple[ModelConfig, PoolingConfig | None, GrammarCompiler | None]:
     """Add the tokens that end a turn to the declaration, and the tokens of a classifier to the pooling."""
     if isinstance(tokenizer, Tokenizer):
-        tokenizer.check_vocabulary(name, model_config.vocab_size)
+        _log_tokens_without_row(name, tokenizer, model_config.vocab_size)
     if pooling is not None and config.classifier_from_token is not None:
-        pooling = replace(pooling, classifier_tokens=_classifier_tokens(config.classifier_from_token, tokenizer))
+        tokens = _classifier_tokens(config.classifier_from_token, tokenizer, model_config.vocab_size)
+        pooling = replace(pooling, classifier_tokens=tokens)
     if pooling is not None or not isinstance(tokenizer, Tokenizer):
         return model_config, pooling, None
-    ends = add_turn_ends(model_config.eos_token_ids, tokenizer, name)
+    found = add_turn_ends(model_config.eos_token_ids, tokenizer, name)
+    ends = tuple(token_id for token_id in found if token_id < model_config.vocab_size)
     grammars = GrammarCompiler(lambda: tokenizer, model_config.vocab_size, ends) if ends else None
     return replace(model_config, eos_token_ids=ends), pooling, grammars
 
 
-def _classifier_tokens(texts: Sequence[str], tokenizer: Tokenizer | NoTokenizer) -> tuple[int, int]:
+def _log_tokens_without_row(name: str, tokenizer: Tokenizer, num_rows: int) -> None:
+    """Log a warning if the tokenizer has tokens that the model can neither read nor generate."""
+    if missing := tokenizer.tokens_from(num_rows):
+        named = ", ".join(map(repr, missing[:MAX_NAMED])) + (", ..." if len(missing) > MAX_NAMED else "")
+        logger.warning(
+            f"{name}: {counted(len(missing), 'token')} of the tokenizer ({named}) cannot be used, because the "
+            f"embedding has only {num_rows:,} rows: no answer contains them, and prompts with them are rejected. If "
+            "ordinary text is rejected, use the tokenizer that belongs to the weights"
+        )
+
+
+def _classifier_tokens(texts: Sequence[str], tokenizer: Tokenizer | NoTokenizer, num_rows: int) -> tuple[int, int]:
     """The ids of two tokens.
 
     Raises:
@@ -301,7 +315,7 @@ def _classifier_tokens(texts: Sequence[str], tokenizer: Tokenizer | NoTokenizer)
         raise ConfigError("classifier_from_token needs a tokenizer: remove skip_tokenizer_init")
     ids = []
     for text in texts:
-        if (token_id := tokenizer.token_to_id(text)) is None:
+        if (token_id := tokenizer.token_to_id(text)) is None or token_id >= num_rows:
             raise ConfigError(f"classifier_from_token: {text!r} is not a token of the model's vocabulary")
         ids.append(token_id)
     return ids[0], ids[1]

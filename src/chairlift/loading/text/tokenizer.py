@@ -10,7 +10,7 @@ from typing import Any, Final
 import tokenizers
 from tokenizers import processors
 
-from chairlift.errors import ModelLoadError, RequestError
+from chairlift.errors import RequestError
 from chairlift.loading.text.added_token_guard import AddedTokenGuard
 from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.loading.text.marked_text import MarkedText, is_template_text, unmarked
@@ -68,23 +68,17 @@ class Tokenizer:
         self._token_to_bytes = make_token_to_bytes(backend)
         self.chat_template = ChatTemplate(chat_template, self.special_tokens) if chat_template else None
 
-    def check_vocabulary(self, model: str, num_rows: int) -> None:
-        """Check that each token has a row in the embedding of the model, which has `num_rows`.
+    def tokens_from(self, first_id: int) -> list[str]:
+        """The tokens whose ids are at least `first_id`, such as those that have no row in the embedding of a model."""
+        num_ids = max(self.vocab_size, *(token_id + 1 for token_id in self._added), 0)
+        found = map(self.id_to_token, range(first_id, num_ids))
+        return [token for token in found if token is not None]
 
-        Raises:
-            ModelLoadError: the tokenizer has more tokens.
-        """
-        num_tokens = max(self.vocab_size, *(token_id + 1 for token_id in self._added), 0)
-        if num_tokens > num_rows:
-            raise ModelLoadError(
-                f"model {model!r}: the tokenizer has {num_tokens:,} tokens, but the embedding has only {num_rows:,} "
-                "rows; use the tokenizer that belongs to the weights, or enlarge the embedding "
-                "(resize_token_embeddings of transformers)"
-            )
-
-    def has_vocabulary_of(self, other: Tokenizer) -> bool:
-        """Whether both tokenizers have the same tokens with the same ids."""
-        return self.backend.get_vocab(with_added_tokens=True) == other.backend.get_vocab(with_added_tokens=True)
+    def has_vocabulary_of(self, other: Tokenizer, num_rows: int) -> bool:
+        """Whether both tokenizers have the same tokens with ids below `num_rows`."""
+        vocabularies = (each.backend.get_vocab(with_added_tokens=True) for each in (self, other))
+        ours, theirs = ({pair for pair in each.items() if pair[1] < num_rows} for each in vocabularies)
+        return ours == theirs
 
     def _role(self, role: str) -> int | None:
         return self.token_to_id(self.special_tokens[role]) if role in self.special_tokens else None
