@@ -17,6 +17,7 @@ from chairlift.engine.async_llm import Generation
 from chairlift.engine.lora_adapters import AdapterNames
 from chairlift.engine.process.process_client import ProcessClient
 from chairlift.errors import ConfigError, EngineDeadError, ModelLoadError, RequestError
+from support.case_loop import loop_over
 from support.lora_adapters import VARIANTS, merged_model, write_adapter
 from support.native import needs_native
 from support.process_engines import faulty, started
@@ -58,6 +59,10 @@ def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 @pytest.fixture(scope="module")
 def expected(model: Path, adapters: dict[str, str]) -> dict[str | None, list[list[int]]]:
+    return answers_of_merged_models(model, adapters)
+
+
+def answers_of_merged_models(model: Path, adapters: dict[str, str]) -> dict[str | None, list[list[int]]]:
     """The answers of transformers with merged weights, one prompt at a time."""
     answers: dict[str | None, list[list[int]]] = {}
     for name, path in (*adapters.items(), (None, None)):
@@ -100,6 +105,31 @@ def test_mixed_adapters_give_the_tokens_of_merged_models(
     assert answers_of(llm, names) == expected
     assert answers_of(llm, names[::-1]) == expected  # from the prefix cache
     assert llm.engine.core.scheduler.is_idle
+
+
+@pytest.mark.parametrize(
+    ("kernels", "squeezes"),
+    [("torch", ["preempted"]), pytest.param("native", ["chunked", "prompt lookup"], marks=needs_native)],
+)
+@loop_over("arch", ["lfm2", "qwen3_5", "granite4_h"])
+def test_recurrent_states_belong_to_an_adapter(
+    arch: str, kernels: str, squeezes: list[str], tiny_model_dir: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = tiny_model_dir(arch)
+    adapters = {
+        f"adapter-{seed}": str(
+            write_adapter(
+                model, tmp_path / f"{arch}{seed}", seed, target_modules="all-linear", r=4 + seed, lora_alpha=8
+            )
+        )
+        for seed in (0, 1)
+    }
+    expected = answers_of_merged_models(model, adapters)
+    for squeeze in squeezes:
+        further = {"block_size": 4, "lora_modules": adapters, "kv_cache_dtype": "float32", **SQUEEZES[squeeze]}
+        llm = LLM(**options(model, kernels=kernels, **further))
+        for _ in range(2):  # The second time from the prefix cache.
+            assert answers_of(llm, [*adapters, None]) == expected
 
 
 def test_an_adapter_that_is_loaded_again_does_not_hit_the_blocks_of_the_earlier_one(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from chairlift.errors import ModelLoadError
 from chairlift.loading.lora_adapter import read_lora_adapter
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.registry import read_hf_config
+from support.case_loop import loop_over
 from support.lora_adapters import write_adapter
 
 LAYER = "base_model.model.model.layers.0"
@@ -131,6 +134,68 @@ def test_an_adapter_of_another_model(adapter: Path, model: Path, tiny_model_dir:
         read_lora_adapter(str(adapter), declare(tiny_model_dir("llama", num_hidden_layers=1)), 16)
     with pytest.raises(ModelLoadError, match=r"is no module of this model \(opt, 2 layers\).*base_model_name_or_path="):
         read_lora_adapter(str(adapter), declare(tiny_model_dir("opt")), 16)
+
+
+@loop_over(
+    ("arch", "module", "message"),
+    [
+        (
+            "lfm2",
+            "layers.0.conv.conv",
+            "is a convolution; adapters of this model are supported in conv.in_proj, conv.out",
+        ),
+        (
+            "qwen3_5",
+            "layers.0.linear_attn.conv1d",
+            "is a convolution; .* supported in linear_attn.in_proj_a, linear_attn",
+        ),
+        ("olmo_hybrid", "layers.0.linear_attn.q_conv1d", "is a convolution; adapters"),
+        (
+            "granite4_h",
+            "layers.0.mamba.conv1d",
+            "is a convolution; adapters of this model are supported in mamba.in_proj",
+        ),
+        ("granite4_h_moe", "layers.0.block_sparse_moe.router.layer", "is a matrix of the group 'router'"),
+        ("qwen3_5_moe", "layers.0.mlp.experts.base_layer", "is a matrix of the group 'experts'; adapters"),
+        ("qwen3_5_moe", "layers.0.mlp.gate", "is a matrix of the group 'router'"),
+        ("lfm2_moe", "layers.3.feed_forward.gate", "is a matrix of the group 'router'"),
+        ("falcon_h1", "layers.0.mamba.other", "is no module of this model"),
+    ],
+)
+def test_other_modules_of_recurrent_models_are_rejected(
+    arch: str, module: str, message: str, adapter: Path, tiny_model_dir: Callable[..., Path]
+) -> None:
+    pair = {f"base_model.model.model.{module}.lora_{kind}.weight": torch.ones(2, 2) for kind in "AB"}
+    save_file(pair, adapter / "adapter_model.safetensors")
+    with pytest.raises(ModelLoadError, match=message):
+        read_lora_adapter(str(adapter), declare(tiny_model_dir(arch)), 16)
+
+
+def test_the_factors_of_a_gguf_file_are_not_known(adapter: Path, tiny_model_dir: Callable[..., Path]) -> None:
+    config = replace(declare(tiny_model_dir("falcon_h1")), name="falcon-h1")
+    with pytest.raises(ModelLoadError, match="not supported with a GGUF file, whose matrices contain factors"):
+        read_lora_adapter(str(adapter), config, 16)
+
+
+def test_ranks_of_tensors_count_where_patterns_were_sorted(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In training the narrow pattern is first, and gives rank 3 and alpha 9; PEFT saves the patterns sorted."""
+    narrow, wide = "layers.1.self_attn.q_proj", ".*_proj"
+    patterns = {"rank_pattern": {narrow: 3, wide: 5}, "alpha_pattern": {narrow: 9, wide: 10}}
+    folder = write_adapter(model, tmp_path, target_modules=["q_proj", "v_proj"], r=2, lora_alpha=2, **patterns)
+    assert list(json.loads((folder / "adapter_config.json").read_text())["rank_pattern"]) == [wide, narrow]
+    stored = load_file(folder / "adapter_model.safetensors")
+    with caplog.at_level(logging.WARNING, "chairlift"):
+        matrices = read_lora_adapter(str(folder), declare(model), 8)
+    for layer, name, scale in ((1, "q_proj", 3), (1, "v_proj", 2), (0, "q_proj", 2)):
+        a, b = matrices[f"model.layers.{layer}.self_attn.{name}"]
+        assert len(a) == (3 if scale == 3 else 5)
+        raw = stored[f"base_model.model.model.layers.{layer}.self_attn.{name}.lora_B.weight"]
+        torch.testing.assert_close(b.t(), scale * raw)
+    (message,) = caplog.messages
+    found = "the tensors of 1 module, such as model.layers.1.self_attn.q_proj (rank 3 instead of 5)"
+    assert found in message
 
 
 def test_adapters_of_experts_are_rejected(model: Path, tmp_path: Path, tiny_model_dir: Callable[..., Path]) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -14,10 +15,14 @@ import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
+from chairlift.counts import counted
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.lora import LoraMatrices
+from chairlift.models.declaration.layer_spec import LayerSpec
+from chairlift.models.declaration.matrix_spec import StoredRows
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import StoredName
+from chairlift.models.reading.delta_sizes import ungrouped_rows
 from chairlift.models.registry import get_architecture
 from chairlift.system.input_files import MAX_OPTIONS_BYTES, read_bytes
 
@@ -59,6 +64,7 @@ _UNBOUNDED: Final = re.compile(r"\)[*+?{]|\(\?|\\[1-9]")
 Rank = Annotated[int, msgspec.Meta(ge=1)]
 Alpha = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 T = TypeVar("T")
+logger = logging.getLogger("chairlift")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,7 @@ class _Target:
     Attributes:
         place: its rows in the module of the file.
         head_dim: the number of rows of a head.
+        columns: the columns of the module in the order of the matrix; None for the same order.
     """
 
     name: str
@@ -75,6 +82,7 @@ class _Target:
     in_features: int
     place: StoredName
     head_dim: int
+    columns: Sequence[int] | None = None
 
 
 class _AdapterConfig(msgspec.Struct, frozen=True):
@@ -108,6 +116,11 @@ def read_lora_adapter(path: str, config: ModelConfig, max_rank: int) -> LoraMatr
     except RuntimeError as error:
         raise ModelLoadError(f"{path!r:.200} is not the path of a folder: {error}") from None
     adapter = _read_config(folder)
+    if config.name in get_architecture(config).gguf_scaled:
+        raise ModelLoadError(
+            f"{folder}: adapters of {config.name} are not supported with a GGUF file, whose matrices contain factors "
+            "that the file does not name: use the folder of the model"
+        )
     with _open_weights(folder / WEIGHTS_FILE) as file:
         matrices = dict(_read_matrices(file, folder / WEIGHTS_FILE, adapter, config, max_rank))
     if not matrices:
@@ -142,15 +155,14 @@ def _read_config(folder: Path) -> _AdapterConfig:
     return adapter
 
 
-def _matcher(path: Path, values: Mapping[str, T] | None, default: T, num_modules: int) -> Callable[[str], T]:
-    """Return a function that finds the first pattern that matches the end of a module's name, and returns its value, or
-    else the default.
+def _matcher(path: Path, values: Mapping[str, T], num_modules: int) -> Callable[[str], dict[str, T]]:
+    """Return a function that finds the patterns that match the end of a module's name, with their values.
 
     Patterns are regular expressions of the file. Their cost is limited, because requests wait meanwhile.
     """
-    patterns = []
+    patterns = {}
     cost = 0.0
-    for pattern, value in (values or {}).items():
+    for pattern in values:
         num_repetitions = min(len(_REPETITION.findall(pattern)), 9)
         cost += _COST_OF_COMPILING + num_modules * _COST_OF_REPETITION**num_repetitions
         if len(pattern) > MAX_PATTERN_CHARACTERS or _UNBOUNDED.search(pattern) or cost > MAX_PATTERN_COST:
@@ -159,10 +171,46 @@ def _matcher(path: Path, values: Mapping[str, T] | None, default: T, num_modules
             )
         try:
             re.compile(pattern)
-            patterns.append((re.compile(rf"(.*\.)?({pattern})$"), value))
+            patterns[pattern] = re.compile(rf"(.*\.)?({pattern})$")
         except (re.error, OverflowError, RecursionError) as error:
             raise ModelLoadError(f"{path}: {pattern!r:.100} is not a regular expression: {error}") from None
-    return lambda module: next((value for pattern, value in patterns if pattern.match(module)), default)
+    return lambda module: {pattern: values[pattern] for pattern, found in patterns.items() if found.match(module)}
+
+
+class _Ranks:
+    """The rank and alpha of modules by the patterns of a file, of which the first match counts.
+
+    PEFT sorts the patterns when it saves, so that another one may match first than in training. Where the tensors have
+    another rank, it counts, with the alpha of a pattern of this rank.
+
+    Attributes:
+        replaced: the modules whose tensors have another rank than the first pattern that matches.
+    """
+
+    def __init__(self, path: Path, adapter: _AdapterConfig, num_modules: int) -> None:
+        self._adapter = adapter
+        self._ranks = _matcher(path, adapter.rank_pattern or {}, num_modules)
+        self._alphas = _matcher(path, adapter.alpha_pattern or {}, num_modules)
+        self.replaced: list[str] = []
+
+    def find(self, module: str, stored: int) -> tuple[int, float]:
+        """The rank and alpha of a module whose tensors have the rank `stored`."""
+        ranks, alphas = self._ranks(module), self._alphas(module)
+        rank, same = next(iter(ranks.values()), self._adapter.r), list[float]()
+        if ranks and stored and stored != rank:
+            self.replaced.append(f"{module} (rank {stored} instead of {rank})")
+            same = [alphas[pattern] for pattern, each in ranks.items() if each == stored and pattern in alphas]
+            rank = stored
+        return rank, next(iter((*same, *alphas.values())), self._adapter.lora_alpha)
+
+    def log(self, path: Path) -> None:
+        """Log a warning for the modules in `replaced`."""
+        if self.replaced:
+            logger.warning(
+                f"{path.parent / CONFIG_FILE}: rank_pattern has other ranks than the tensors of "
+                f"{counted(len(self.replaced), 'module')}, such as {self.replaced[0]}: the ranks of the tensors are "
+                "used. PEFT sorts the patterns when it saves, so that another one matches first than in training"
+            )
 
 
 @contextlib.contextmanager
@@ -183,28 +231,20 @@ def _read_matrices(
     file: Any, path: Path, adapter: _AdapterConfig, config: ModelConfig, max_rank: int
 ) -> Iterator[tuple[str, tuple[torch.Tensor, torch.Tensor]]]:
     """Yield the declared name of each adapted matrix with its A and its scaled and transposed B."""
-    targets, others = _targets(config), _other_modules(config)
-    rank_of = _matcher(path, adapter.rank_pattern, adapter.r, len(targets))
-    alpha_of = _matcher(path, adapter.alpha_pattern, adapter.lora_alpha, len(targets))
+    targets = _targets(config)
+    ranks = _Ranks(path, adapter, len(targets))
     origin = f"was trained for another model (base_model_name_or_path={adapter.base_model_name_or_path!r:.100})"
     for module, names in _module_pairs(file, path):
         where = f"{path}: {module}"
-        if module not in targets and module in others:
-            raise ModelLoadError(
-                f"{where} is {others[module]}; adapters of this model are supported in {_names_in_layers(targets)}: "
-                "train the adapter without this module"
-            )
         if module not in targets:
-            raise ModelLoadError(
-                f"{where} is no module of this model ({config.name}, {config.num_layers} layers): the adapter {origin}"
-            )
-        target, rank, alpha = targets[module][0], rank_of(module), alpha_of(module)
+            raise ModelLoadError(f"{where} is {_why_not_adaptable(module, config, targets, origin)}")
+        target, shapes = targets[module][0], tuple(file.get_slice(name).get_shape() for name in names)
+        rank, alpha = ranks.find(module, next(iter(shapes[0]), 0))
         if rank > max_rank:
             raise ModelLoadError(
                 f"{where} has rank {rank}, but max_lora_rank={max_rank}: increase --max-lora-rank to at least {rank}"
             )
-        shapes = tuple(file.get_slice(name).get_shape() for name in names)
-        expected = [rank, target.in_features], [target.out_features * target.place.row_step, rank]
+        expected = [rank, target.in_features], [*target.place.file_shape((target.out_features, rank), 0)]
         if shapes != expected:
             raise ModelLoadError(
                 f"{where}: lora_A and lora_B have the shapes {shapes[0]} and {shapes[1]}, but rank {rank} and the "
@@ -220,8 +260,22 @@ def _read_matrices(
         b = b * scale
         if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
             raise ModelLoadError(f"{where} contains values that are not finite: the file is damaged")
+        a = a if target.columns is None else a[:, list(target.columns)]
         for part in targets[module]:
             yield part.name, (a, part.place.select_rows(b, part.head_dim).t().contiguous())
+    ranks.log(path)
+
+
+def _why_not_adaptable(module: str, config: ModelConfig, targets: Mapping[str, object], origin: str) -> str:
+    """Return what a module is that no adapter can have, and what to do."""
+    whole = module.removesuffix(".base_layer") + "."
+    for name, kind in _other_modules(config).items():
+        if f"{name}.".startswith(whole):
+            return (
+                f"{kind}; adapters of this model are supported in {_names_in_layers(targets)}: train the adapter "
+                "without this module"
+            )
+    return f"no module of this model ({config.name}, {config.num_layers} layers): the adapter {origin}"
 
 
 def _module_pairs(file: Any, path: Path) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -248,12 +302,33 @@ def _targets(config: ModelConfig) -> dict[str, list[_Target]]:
     architecture, targets = get_architecture(config), dict[str, list[_Target]]()
     for layer in config.layers:
         head_dim = 0 if layer.attention is None else layer.attention.head_dim
+        rows, columns = _orders_of_heads(layer)
         for matrix in layer.adaptable:
             for name, out in matrix.parts:
                 for place in architecture.hf_names(f"{name}.weight"):
-                    target = _Target(name, out, matrix.in_features, place, head_dim)
+                    place = place._replace(part=rows.get(name))
+                    target = _Target(name, out, matrix.in_features, place, head_dim, columns.get(name))
                     targets.setdefault(place.name.removesuffix(".weight"), []).append(target)
     return targets
+
+
+def _orders_of_heads(layer: LayerSpec) -> tuple[Mapping[str, StoredRows], Mapping[str, Sequence[int]]]:
+    """The rows and columns of modules of the gated delta rule, in the order that the model has, by the names of its
+    matrices. Value heads are grouped by key head in modules, and every n-th one is of a key head in GGUF files."""
+    recurrence = layer.recurrence
+    if recurrence is None or (rule := recurrence.gated_delta) is None:
+        return {}, {}
+    if not rule.has_tiled_keys:
+        return rule.stored, {}
+    shared, rows, ((output, _),) = (
+        rule.num_heads // rule.num_key_heads,
+        dict[str, StoredRows](),
+        recurrence.output.parts,
+    )
+    for (name, out), first in zip(recurrence.input.parts, (2 * rule.num_keys, 0, 0, 0), strict=True):
+        heads = ungrouped_rows(rule.num_key_heads, [(out - first) // rule.num_heads] * shared).rows
+        rows[name] = StoredRows(out, [*range(first), *(first + row for row in heads)])
+    return rows, {output: ungrouped_rows(rule.num_key_heads, [rule.value_dim] * shared).rows}
 
 
 def _names_in_layers(modules: Iterable[str]) -> str:
@@ -262,14 +337,21 @@ def _names_in_layers(modules: Iterable[str]) -> str:
 
 
 def _other_modules(config: ModelConfig) -> dict[str, str]:
-    """The other matrices of the model, and what they are."""
+    """The other modules of the model, and what they are."""
     architecture = get_architecture(config)
     latents = (spec.latent for spec in config.attention_specs.values())
-    divided = {f"{name}.weight" for latent in latents if latent for name in latent.stored}
-    return {
-        stored.name.removesuffix(".weight"): f"a matrix of the group {matrix.group!r}"
-        + (", which latent attention computes in several parts" if weight in divided else "")
+    divided = {name for latent in latents if latent for name in latent.stored}
+    kinds = {
+        name: f"a matrix of the group {matrix.group!r}"
+        + (", which latent attention computes in several parts" if name in divided else "")
         for matrix in (*config.matrices, config.head)
-        for weight in matrix.weight_names
-        for stored in architecture.hf_names(weight)
+        for name, _ in matrix.parts
+    }
+    for recurrence in (layer.recurrence for layer in config.layers if layer.recurrence is not None):
+        names = (recurrence.convolution.name, *(name for name, _ in recurrence.convolution.parts))
+        kinds |= dict.fromkeys(names, "a convolution")
+    return {
+        stored.name.removesuffix(".weight"): kind
+        for name, kind in kinds.items()
+        for stored in architecture.hf_names(f"{name}.weight")
     }

@@ -112,8 +112,7 @@ class LayerBuilder:
 
         The projection has n values, or one for all values of a row. The values of `rows` are lost.
         """
-        load = self.linear if spec.keeps_format else self.adapted_linear
-        return partial(_multiply_gate, self._kernels.gate, load(spec, self.norm(norm)))
+        return partial(_multiply_gate, self._kernels.gate, self.adapted_linear(spec, self.norm(norm)))
 
     def _load(self, spec: MatrixSpec) -> LoadedMatrix:
         load = self._kernels.load_router if spec.keeps_format else self._kernels.load_matrix
@@ -346,9 +345,9 @@ class RecurrentMixer:
     """output(recurrence(input(norm(x)))), with the states of sequences: [T, hidden_size] -> [T, hidden_size]."""
 
     def __init__(self, builder: LayerBuilder, spec: RecurrenceSpec, norm: NormSpec | None) -> None:
-        self._input = builder.linear(spec.input, builder.norm(norm))
+        self._input = builder.adapted_linear(spec.input, builder.norm(norm))
         self._kernel = builder.recurrence(spec)
-        self._output = builder.linear(spec.output)
+        self._output = builder.adapted_linear(spec.output)
         self.state: RecurrentState | None = None
 
     def allocate_state(self, num_slots: int) -> None:

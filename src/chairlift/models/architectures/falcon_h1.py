@@ -93,6 +93,7 @@ FALCON_H1: Final = Architecture(
     name="falcon_h1",
     hf_readers={"FalconH1ForCausalLM": read_falcon_h1},
     gguf_readers={"falcon-h1": read_falcon_h1},
+    gguf_scaled=frozenset(("falcon-h1",)),
     gguf_names={
         **GGUF_NAMES,
         **mamba_gguf_names("mamba"),

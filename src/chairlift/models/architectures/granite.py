@@ -16,7 +16,7 @@ from typing import Final
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows, read_gguf_experts
 from chairlift.models.declaration.feed_forward_spec import declare_network
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.reading.architecture import Architecture
+from chairlift.models.reading.architecture import Architecture, StoredName
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 from chairlift.models.reading.expert_fields import read_experts
 from chairlift.models.reading.gguf_header import GGUF_NAMES, SHARED_EXPERT, GGUFHeader, names_in_layers
@@ -136,6 +136,8 @@ NAMES: Final = ExpertNames(
     up=("block_sparse_moe.experts.{}.input_linear",),
     down="block_sparse_moe.experts.{}.output_linear",
 )
+INPUT: Final = StoredName("model.layers.{}.shared_mlp.input_linear", row_step=2, block="part")
+OUTPUT: Final = StoredName("model.layers.{}.shared_mlp.output_linear")
 GGUF_ARCHITECTURES: Final = ("granite", "granitehybrid", "granitemoe")
 
 GRANITE: Final = Architecture(
@@ -149,7 +151,15 @@ GRANITE: Final = Architecture(
     gguf_names={**GGUF_NAMES, **mamba_gguf_names("mamba"), **names_in_layers("shared_mlp", SHARED_EXPERT)},
     gguf_interleaved=frozenset(GGUF_ARCHITECTURES),
     stacked_names={
-        f"model.layers.{{}}.block_sparse_moe.experts.{{}}.{name}": f"model.layers.{{}}.block_sparse_moe.{name}"
-        for name in ("input_linear", "output_linear")
+        **{
+            f"model.layers.{{}}.block_sparse_moe.experts.{{}}.{name}": f"model.layers.{{}}.block_sparse_moe.{name}"
+            for name in ("input_linear", "output_linear")
+        },
+        # GGUF files divide the network of Granite 4, and adapters have the modules of transformers.
+        **{
+            f"model.layers.{{}}.{network}.{name}_proj": place
+            for network in ("mlp", "shared_mlp")
+            for name, place in {"gate": INPUT, "up": INPUT._replace(first_row=1), "down": OUTPUT}.items()
+        },
     },
 )

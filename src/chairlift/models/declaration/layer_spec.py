@@ -125,10 +125,13 @@ class LayerSpec:
 
     @property
     def adaptable(self) -> tuple[MatrixSpec, ...]:
-        """The matrices of attention and of a dense feed-forward network, which LoRA adapters can have."""
-        mlp = self.feed_forward
+        """The matrices that LoRA adapters can have: those of attention, of the recurrence and of a dense feed-forward
+        network, and the gate of shared experts."""
+        mlp, experts, recurrence = self.feed_forward, self.parallel_experts, self.recurrence
         attention = () if self.attention is None else self.attention.adaptable
-        return *attention, *(() if mlp is None or mlp.router is not None else (mlp.up, mlp.down))
+        recurrent = () if recurrence is None else (recurrence.input, recurrence.output)
+        gates = () if experts is None or experts.gate is None else (experts.gate,)
+        return *attention, *recurrent, *(() if mlp is None or mlp.router is not None else (mlp.up, mlp.down)), *gates
 
     @property
     def norms(self) -> tuple[NormSpec, ...]:

@@ -96,6 +96,7 @@ class Architecture:
             like its GGUF name has a separate entry. Or the place of a parameter that is a part of a tensor.
         gguf_interleaved: the keys of `gguf_readers` whose files store the two dimensions of a rotated pair in adjacent
             rows of each query and key head.
+        gguf_scaled: the keys of `gguf_readers` whose files hold matrices multiplied by factors that they do not name.
         other_prefixes: (declared prefix, prefix that some checkpoints have in its place).
         stacked_names: as gguf_names, for parameters with other names in safetensors files, such as experts
             that are in one tensor; or the place of a parameter that is a part of a tensor.
@@ -107,6 +108,7 @@ class Architecture:
     gguf_readers: Mapping[str, GGUFReader] = field(default_factory=dict)
     gguf_names: Mapping[str, str | StoredName] = field(default_factory=dict)
     gguf_interleaved: frozenset[str] = frozenset()
+    gguf_scaled: frozenset[str] = frozenset()
     other_prefixes: tuple[tuple[str, str], ...] = ()
     stacked_names: Mapping[str, str | StoredName] = field(default_factory=dict)
     unread_prefixes: tuple[str, ...] = ()
