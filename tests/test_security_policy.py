@@ -29,7 +29,7 @@ CONSTANTS: dict[ModuleType, tuple[str, ...]] = {
     sampling_params: ("MAX_N", "MAX_LOGPROBS", "MAX_STOP_STRINGS", "MAX_LOGIT_BIAS", "MAX_BAD_WORDS"),
     structured_outputs: tuple(name for name in vars(structured_outputs) if name.startswith("MAX_")),
     compiler: ("COMPILE_SECONDS", "QUEUE_SECONDS", "MAX_WAITING_PER_TENANT", "MAX_CACHED", "MAX_MASK_SECONDS"),
-    http_protocol: ("MAX_HEADER_BYTES", "MAX_PIPELINED", "WRITE_SECONDS", "KEEP_ALIVE_SECONDS"),
+    http_protocol: ("MAX_HEADER_BYTES", "MAX_PIPELINED", "WRITE_SECONDS"),
     checker: ("MEMORY_BYTES",),
     template_sandbox: ("CPU_SECONDS", "MAX_OUTPUT_CHARACTERS"),
     batch_files: ("MAX_LINE_BYTES", "MAX_LINES"),

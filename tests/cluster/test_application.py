@@ -147,6 +147,7 @@ def test_keys_give_their_weights_to_the_engines(tmp_path: Path) -> None:
         ({}, {"router": "best"}, "chairlift.cluster:app: router is not an option"),
         ({"num-threads": None}, {}, "num_threads is not set"),
         ({"port": 9000}, {}, "port=9000 has no effect in a cluster: set http_options of Ray Serve"),
+        ({"timeout-keep-alive": 90}, {}, "timeout_keep_alive has no effect in a cluster: set keep_alive_timeout_s in"),
         ({"replicas": 3}, {}, "replicas has no effect in a cluster: use the argument replicas"),
         ({"header-timeout": 3}, {}, "header-timeout is not an option"),
         ({"drain-timeout": 3}, {}, "use the argument drain_timeout"),

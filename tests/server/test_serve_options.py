@@ -8,7 +8,10 @@ import pytest
 
 from chairlift.errors import ConfigError
 from chairlift.server import serve_options
-from chairlift.server.serve_options import ObservabilityOptions
+from chairlift.server.access.access_options import ServerLimits
+from chairlift.server.http.http_protocol import uvicorn_config
+from chairlift.server.serve import http_options
+from chairlift.server.serve_options import ObservabilityOptions, ServeOptions
 
 
 def test_a_missing_package_is_named_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,3 +23,11 @@ def test_a_missing_package_is_named_with_the_install_command(monkeypatch: pytest
     )
     with pytest.raises(ConfigError, match=re.escape(expected)):
         ObservabilityOptions(otlp_traces_endpoint="http://localhost")
+
+
+def test_idle_connections_outlive_those_of_load_balancers() -> None:
+    """AWS ALB and nginx use a connection again that was idle for up to 60 s."""
+    options = ServeOptions(limits=ServerLimits(timeout_keep_alive=130), root_path="/below")
+    config = uvicorn_config(None, **http_options(options))
+    assert (config.timeout_keep_alive, config.root_path) == (130, "/below")
+    assert http_options(ServeOptions())["timeout_keep_alive"] == 75

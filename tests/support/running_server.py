@@ -183,7 +183,8 @@ def run_app(
     """Run an application on a free port; yields its URL."""
     listener = socket.create_server(("127.0.0.1", 0))
     certfile, keyfile = tls or (None, None)
-    config = uvicorn_config(app, ssl_certfile=certfile, ssl_keyfile=keyfile, root_path=root_path, log_level="warning")
+    files = {"ssl_certfile": certfile, "ssl_keyfile": keyfile}
+    config = uvicorn_config(app, **files, root_path=root_path, timeout_keep_alive=75, log_level="warning")
     server = DrainingServer(config, app.state.models, app.state.admission)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -74,6 +74,10 @@ def _check_effects(served: ServeOptions) -> None:
             raise ConfigError(f"{name}={value} has no effect in a cluster: set http_options of Ray Serve")
     if served.limits.drain_timeout != default.limits.drain_timeout:
         raise ConfigError("drain_timeout has no effect in a cluster: use the argument drain_timeout")
+    if served.limits.timeout_keep_alive != default.limits.timeout_keep_alive:
+        raise ConfigError(
+            "timeout_keep_alive has no effect in a cluster: set keep_alive_timeout_s in http_options of Ray Serve"
+        )
     access = served.access
     if access.ssl_certfile is not None or access.ssl_keyfile is not None:
         raise ConfigError("ssl_certfile and ssl_keyfile have no effect in a cluster: set TLS in front of Ray Serve")

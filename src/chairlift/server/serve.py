@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from chairlift.config import EngineConfig
 from chairlift.engine.event_hub import EventHub
@@ -97,11 +97,10 @@ def run(
     if ANY not in (hosts := options.hosts):
         logger.info("requests for hosts other than %s get a 400; --allowed-hosts names others", ", ".join(hosts))
     app = create_models_app(manager, options, partial(_log_ready, _url(options, listener), manager, started))
-    files = {"ssl_certfile": access.ssl_certfile, "ssl_keyfile": access.ssl_keyfile}
     reload = partial(reload_files, options, engine)
     try:
-        uvicorn_options = uvicorn_config(app, **files, root_path=options.root_path, log_config=None, access_log=False)
-        server = DrainingServer(uvicorn_options, manager, app.state.admission, end_process_after, reload)
+        http_config = uvicorn_config(app, **http_options(options), log_config=None, access_log=False)
+        server = DrainingServer(http_config, manager, app.state.admission, end_process_after, reload)
         if cluster is not None:
             cluster.on_failure(server.drain)
         trim_memory()
@@ -111,6 +110,17 @@ def run(
         manager.close()
     if cluster is not None and cluster.failure is not None:
         raise EngineDeadError(f"the server has stopped: {cluster.failure}")
+
+
+def http_options(options: ServeOptions) -> dict[str, Any]:
+    """The options of a server that uvicorn has under the same names."""
+    access = options.access
+    return {
+        "ssl_certfile": access.ssl_certfile,
+        "ssl_keyfile": access.ssl_keyfile,
+        "root_path": options.root_path,
+        "timeout_keep_alive": options.limits.timeout_keep_alive,
+    }
 
 
 async def reload_files(options: ServeOptions, engine: EngineCluster | ProcessClient | None) -> None:

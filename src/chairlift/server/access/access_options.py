@@ -90,6 +90,11 @@ class ServerLimits:
         "Seconds to answer the accepted requests after SIGTERM, SIGQUIT or Ctrl-C. A second signal ends them at once.",
         minimum=0.0,
     )
+    timeout_keep_alive: int = option(
+        75,
+        "Seconds until an idle connection is closed; more than the idle timeout of a load balancer, such as 60.",
+        minimum=1,
+    )
     share_prefix_cache: bool = option(
         False,
         "Share cached prefixes between API keys. A key can then infer prompts of other keys from response times.",

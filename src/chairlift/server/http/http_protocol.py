@@ -15,7 +15,6 @@ from chairlift.errors import ConfigError
 MAX_HEADER_BYTES: Final = 64 << 10  # of a request line and headers, or of trailers; a connection with more is closed
 MAX_PIPELINED: Final = 128  # requests of a connection that wait for earlier responses
 WRITE_SECONDS: Final = 30.0  # without progress, until the connection of a client that does not read is closed
-KEEP_ALIVE_SECONDS: Final = 60  # until uvicorn closes a connection between two requests
 
 _H2C_UPGRADE: Final = b"\r\nUpgrade: h2c\r\n"
 _IGNORED_UPGRADE: Final = b"\r\nIgnored: h2c\r\n"
@@ -99,7 +98,7 @@ class HttpProtocol(HttpToolsProtocol):
 def uvicorn_config(app: Any, **options: Any) -> uvicorn.Config:
     """The configuration of uvicorn for an application, with further options. Raises ConfigError if OpenSSL rejects the
     files of `ssl_certfile` and `ssl_keyfile`."""
-    config = uvicorn.Config(app, http=HttpProtocol, ws="none", timeout_keep_alive=KEEP_ALIVE_SECONDS, **options)
+    config = uvicorn.Config(app, http=HttpProtocol, ws="none", **options)
     try:
         config.load()
     except ssl.SSLError as error:
