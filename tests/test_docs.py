@@ -23,10 +23,12 @@ FOLDERS = ("benchmarks", "deploy", "docs", "examples", "src", "tests", "tools")
 DOCUMENTS = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
 OF_MODELS = {
     "adapter_config.json",
+    "chat_template.json",
     "config.json",
     "generation_config.json",
     "special_tokens_map.json",
     "tokenizer.json",
+    "processor_config.json",
     "tokenizer_config.json",
 }
 """Files that a model's folder has."""

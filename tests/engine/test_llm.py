@@ -330,7 +330,7 @@ def test_arguments_of_wrong_types_are_named(
 def test_parts_of_text_are_joined_and_other_parts_are_errors(llm: LLM) -> None:
     parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
     (joined,) = llm.chat([{"role": "user", "content": parts}], GREEDY)
-    (text,) = llm.chat(CHAT, GREEDY)
+    (text,) = llm.chat([{"role": "user", "content": "h\ni"}], GREEDY)
     assert joined.prompt == text.prompt
     image = {"type": "image_url", "image_url": {"url": "x"}}
     with pytest.raises(RequestError, match=r"messages\[0\]\.content\[1\] must be .*, got {'type': 'image_url'"):

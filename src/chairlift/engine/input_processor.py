@@ -11,7 +11,7 @@ from chairlift.counts import counted
 from chairlift.engine.output_constraints import OutputConstraints
 from chairlift.errors import ContextLengthError, RequestError
 from chairlift.grammar.compiler import GrammarCompiler
-from chairlift.loading.text.chat_template import RESERVED_VARIABLES
+from chairlift.loading.text.chat_template import RESERVED_VARIABLES, TextParts
 from chairlift.loading.text.marked_text import unmarked
 from chairlift.loading.text.rerank_prompt import encode_rerank_prompt
 from chairlift.loading.text.tokenizer import Tokenizer
@@ -480,7 +480,7 @@ def _field_of_label(label: str) -> str:
 
 
 def _with_one_text(message: Message, index: int) -> Message:
-    """The message with the joined text of its parts as its content. Raises RequestError if a part is no text."""
+    """The message with the texts of its parts as its content. Raises RequestError if a part is no text."""
     parts = message.get("content") if isinstance(message, dict) else None
     if not isinstance(parts, list):
         return message
@@ -488,4 +488,4 @@ def _with_one_text(message: Message, index: int) -> Message:
         if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
             form = '{"type": "text", "text": TEXT}'
             raise RequestError(f"messages[{index}].content[{number}] must be {form}, got {part!r:.100}", "messages")
-    return {**message, "content": "".join(part["text"] for part in parts)}
+    return {**message, "content": TextParts(part["text"] for part in parts)}

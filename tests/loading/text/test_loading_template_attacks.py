@@ -137,7 +137,7 @@ def test_templates_are_stopped_at_the_limits(name: str, monkeypatch: pytest.Monk
     started = time.thread_time()
     with pytest.raises(RequestError, match=f"messages: the model's chat template rejects them: .*{reason}"):
         render(text)
-    assert time.thread_time() - started < 2 * template_sandbox.CPU_SECONDS
+    assert time.thread_time() - started < 3 * template_sandbox.CPU_SECONDS  # A probe of the template is stopped too.
     assert render("{{ messages[0].content }}") == "hi"
 
 

@@ -10,6 +10,7 @@ from api_matrix import CALL_REGEX, HISTORY, MESSAGES, NAMED, OK_SCHEMA, TOOLS, W
 from api_model import NO_THOUGHTS
 
 from chairlift.server.tools.tool_instructions import with_described_tools
+from support.case_loop import loop_over
 from support.running_server import RunningServer
 
 
@@ -132,14 +133,39 @@ def test_the_last_message_is_continued(api_server: RunningServer) -> None:
     assert chat(api_server, **fields, echo=True, max_tokens=4)["message"]["content"] == "Once upon" + alone
 
 
+@loop_over("content", ["", " \n", None, [], [{"type": "text", "text": ""}]])
+def test_an_empty_last_message_is_continued_from_its_header(api_server: RunningServer, content: Any) -> None:
+    fields = {"messages": [*MESSAGES, {"role": "assistant", "content": content}], "continue_final_message": True}
+    assert prompt(api_server, **fields, add_generation_prompt=False) == "user: Hello\nassistant: "
+
+
+def test_the_last_of_several_parts_is_continued(api_server: RunningServer) -> None:
+    parts = [{"type": "text", "text": text} for text in ("Once", "", "upon")]
+    fields = {"messages": [*MESSAGES, {"role": "assistant", "content": parts}], "continue_final_message": True}
+    assert prompt(api_server, **fields, add_generation_prompt=False) == "user: Hello\nassistant: Once\nupon"
+
+
+def test_variables_that_the_template_does_not_read_are_named(api_server: RunningServer) -> None:
+    kwargs = {"chat_template_kwargs": {"frob": 1, "enable_thinking": False, "\n": 2, "thinking": None}}
+    names = "chat_template_kwargs, chat_template_kwargs.frob, chat_template_kwargs.thinking"
+    common = {"max_tokens": 2, "temperature": 0}
+    for path, body in (
+        ("/v1/chat/completions", {"messages": MESSAGES, **common}),
+        ("/v1/responses", {"input": "Hello", "max_output_tokens": 2}),
+    ):
+        for stream in (False, True):
+            answer = api_server.post(path, {**body, **kwargs, "stream": stream})
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["x-chairlift-ignored"] == names
+    assert prompt(api_server, messages=MESSAGES, chat_template_kwargs={"frob": 1}) == "user: Hello\nassistant: "
+
+
 INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required"}, "tool_choice", "without tools"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "must name one"),
     ({"tools": [TOOLS[0], TOOLS[0]]}, "tools", "occurs more than once"),
     ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs", "one"),
     ({"chat_template": "{{ messages[0].content }}"}, "chat_template", "start the server with --chat-template FILE"),
-    ({"chat_template_kwargs": {"frob": 1}}, "chat_template_kwargs", "'frob', so it would have no effect: leave it out"),
-    ({"chat_template_kwargs": {"thinking": 1}}, "chat_template_kwargs", "did you mean enable_thinking?"),
     ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "use the fields of the request"),
     ({"continue_final_message": True}, "continue_final_message", "last message of the assistant"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "cannot both be true"),

@@ -19,14 +19,16 @@ from chairlift.system.input_files import read_bytes, read_text
 ROLES: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 LISTS: Final = ("extra_special_tokens", "additional_special_tokens")
 SETTINGS: Final = "tokenizer_config.json"
+PROCESSOR_FILES: Final = ("chat_template.json", "processor_config.json")
+"""Files in which models with images may have the only copy of their chat template."""
 
 
 def folder_tokenizer(folder: Path) -> Tokenizer:
     """Load the tokenizer of a folder. It returns the same ids as AutoTokenizer of transformers 5.
 
     It consists of `tokenizer.json` and the optional files `tokenizer_config.json`, `special_tokens_map.json`,
-    `added_tokens.json` and `chat_template.jinja`. `add_bos_token` and `add_eos_token` have no effect, as in
-    transformers: `tokenizer.json` and the class of the tokenizer specify these tokens.
+    `added_tokens.json`, and `chat_template.jinja` or an older file of the template. `add_bos_token` and `add_eos_token`
+    have no effect, as in transformers: `tokenizer.json` and the class of the tokenizer specify these tokens.
 
     Raises:
         ModelLoadError: `tokenizer.json` is missing, or a file is damaged.
@@ -107,11 +109,12 @@ def _special_tokens(settings: Mapping[str, Any]) -> Iterator[AddedToken]:
 
 
 def _chat_templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
-    """The templates by name. Files take precedence over the settings."""
+    """The templates by name. Files take precedence over the settings, and these over the files of older processors."""
     named = {file.stem: file for file in sorted(folder.glob("additional_chat_templates/*.jinja"))}
     files = {"default": folder / "chat_template.jinja", **named}
     try:
         found = {name: read_text(file) for name, file in files.items() if file.exists()}
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{folder}: a chat template cannot be read ({error}); download it again") from error
-    return found or named_templates(settings.get("chat_template"))
+    older = (settings, *(read_json(folder / name) for name in PROCESSOR_FILES))
+    return found or next(filter(None, (named_templates(each.get("chat_template")) for each in older)), {})

@@ -14,7 +14,7 @@ from chairlift.engine.pooling import check_task
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import ConfigError, RequestError
 from chairlift.grammar.grammar_text import ANSWER, marker_symbol
-from chairlift.loading.text.chat_template import ChatTemplate
+from chairlift.loading.text.chat_template import PROBES, ChatTemplate, TextParts
 from chairlift.loading.text.marked_text import TEMPLATE, MarkedText, join_marked, mask_of, template_text, unmarked
 from chairlift.loading.text.template_check import log_template_problems
 from chairlift.loading.text.template_sandbox import CPU_SECONDS
@@ -222,11 +222,13 @@ class ModelPlanner:
         )
 
     def _ignored(self, chat: ChatCompletionRequest, reasoning: Reasoning | None) -> list[str]:
-        """The fields about reasoning that have no effect with this model and prompt."""
+        """The fields about reasoning, and variables of the template, without an effect with this model and prompt."""
         has_budget = chat.thinking_token_budget is not None and (reasoning is None or reasoning.max_tokens is None)
         effort = chat.effort_variables
-        ignores_effort = bool(effort) and self._template_for(chat).variables.isdisjoint(effort)
-        return ["reasoning_effort"] * ignores_effort + ["thinking_token_budget"] * has_budget
+        names = self._template_for(chat).variables
+        ignores_effort = bool(effort) and names.isdisjoint(effort)
+        others = ["reasoning_effort"] * ignores_effort + ["thinking_token_budget"] * has_budget
+        return others + chat.unread_options(names)
 
     def prompt_token_ids(self, conversation: Conversation | CountTokensRequest) -> list[int]:
         body = conversation.to_chat()
@@ -302,7 +304,7 @@ class ModelPlanner:
         template = self._template_for(body)
         declared = [{"type": "function", "function": tool.function.for_template()} for tool in tools.tools]
         variables = body.template_variables(template.variables)
-        template.check_variables(variables, "chat_template_kwargs")
+        template.check_variables(variables)
         text = self._render_turns(template, body, declared, variables)
         return template_text(text) if self.options.allow_special_tokens_in_content else text
 
@@ -398,11 +400,17 @@ def _render_template(
     if body.add_generation_prompt and "add_generation_prompt" in body.model_fields_set:
         message = "continue_final_message and add_generation_prompt cannot both be true: leave out one of them"
         raise RequestError(message, "continue_final_message")
-    content = messages[-1]["content"]
-    if messages[-1]["role"] != "assistant" or not content.strip():
-        message = "continue_final_message requires a last message of the assistant with content"
+    last = messages[-1]
+    if last["role"] != "assistant":
+        message = f"continue_final_message requires a last message of the assistant, got one of the {last['role']}"
         raise RequestError(message, "continue_final_message")
-    return _cut_after(template.render(messages, add_generation_prompt=False, **variables), content)
+    content = last["content"] or ""
+    if not content.strip():  # The prompt ends where the template writes content, behind the header of the turn.
+        messages = [*messages[:-1], {**last, "content": PROBES[0]}]
+        text = _cut_after(template.render(messages, add_generation_prompt=False, **variables), PROBES[0])
+        return text[: -len(PROBES[0])]
+    ending = content.texts[-1] if isinstance(content, TextParts) else content
+    return _cut_after(template.render(messages, add_generation_prompt=False, **variables), ending)
 
 
 def _cut_after(text: MarkedText, content: str) -> MarkedText:

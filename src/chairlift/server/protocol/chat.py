@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 
 from chairlift.errors import RequestError
-from chairlift.loading.text.chat_template import RESERVED_VARIABLES
+from chairlift.loading.text.chat_template import RESERVED_VARIABLES, TextParts
 from chairlift.sampling_params import MAX_LOGPROBS
 from chairlift.server.protocol.base import (
     MAX_CONTENT_PARTS,
@@ -34,7 +34,7 @@ BILLING_LINE: Final = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n?", r
 would be found in the cache. Only Anthropic reads it."""
 
 NAMED_KEY: Final = re.compile(r"[\w.-]{1,64}", re.ASCII)
-"""Additional fields of messages that `ignored_content` can name in a header."""
+"""Additional fields of messages, and variables of templates, that `ignored_content` can name in a header."""
 MAX_NAMED_KEYS: Final = 16
 
 
@@ -63,15 +63,19 @@ class ThinkingPart(ReceivedObject):
     thinking: str | list[TextPart]
     text: ClassVar[str] = ""
 
+    @property
+    def thought(self) -> str:
+        return "".join(self.thinking if isinstance(self.thinking, str) else (part.text for part in self.thinking))
+
 
 AnswerPart = Annotated[AnswerText | RefusalPart | ThinkingPart, Field(discriminator="type")]
 
 Text = str | Annotated[list[TextPart], Field(max_length=MAX_CONTENT_PARTS)]
 
 
-def plain_text(content: str | Sequence[TextPart | RefusalPart | ThinkingPart]) -> str:
-    """The content of a message as one string, as chat templates expect it."""
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+def content_text(content: str | Sequence[TextPart | RefusalPart | ThinkingPart]) -> str:
+    """The content of a message as one string, which keeps its parts for chat templates that read them."""
+    return content if isinstance(content, str) else TextParts(part.text for part in content)
 
 
 class PromptMessage(CacheableObject):
@@ -84,10 +88,14 @@ class PromptMessage(CacheableObject):
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it, with its content as one string."""
         if self.role == "user":
-            message = {"role": "user", "content": plain_text(self.content)}
+            message = {"role": "user", "content": content_text(self.content)}
         else:
-            message = {"role": "system", "content": "".join(BILLING_LINE.sub("", text) for text in self.texts())}
+            message = {"role": "system", "content": self._system_text()}
         return message if self.name is None else {**message, "name": self.name}
+
+    def _system_text(self) -> str:
+        texts = [BILLING_LINE.sub("", text) for text in self.texts()]
+        return texts[0] if isinstance(self.content, str) else TextParts(texts)
 
     def texts(self) -> list[str]:
         return [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
@@ -102,7 +110,7 @@ class ToolMessage(CacheableObject):
     name: str | None = None
 
     def for_template(self) -> dict[str, Any]:
-        message = {"role": "tool", "content": plain_text(self.content), "tool_call_id": self.tool_call_id}
+        message = {"role": "tool", "content": content_text(self.content), "tool_call_id": self.tool_call_id}
         return message if self.name is None else {**message, "name": self.name}
 
 
@@ -123,7 +131,7 @@ class AssistantMessage(CacheableObject, ReceivedObject):
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it, with the arguments of tool calls as objects."""
-        content = self.refusal if self.content is None else plain_text(self.content)
+        content = self.refusal if self.content is None else content_text(self.content)
         calls = [call.for_template() for call in self.tool_calls or []]
         others = {"name": self.name, "reasoning_content": self._reasoning_text(), "tool_calls": calls or None}
         given = {name: value for name, value in others.items() if value is not None}
@@ -142,7 +150,7 @@ class AssistantMessage(CacheableObject, ReceivedObject):
         return self.content if isinstance(self.content, list) else []
 
     def _reasoning_text(self) -> str | None:
-        thoughts = [plain_text(part.thinking) for part in self._parts() if isinstance(part, ThinkingPart)]
+        thoughts = [part.thought for part in self._parts() if isinstance(part, ThinkingPart)]
         given = (self.reasoning_content, self.reasoning, "".join(thoughts) if thoughts else None)
         return next((text for text in given if isinstance(text, str)), None)
 
@@ -231,7 +239,8 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
         return {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort, **switch}
 
     def template_variables(self, names: Collection[str]) -> dict[str, Any]:
-        """The variables besides messages and tools for a chat template that reads the variables `names`."""
+        """The variables besides messages and tools for a chat template that reads the variables `names`: documents
+        in any case, others if it reads them."""
         options = self.chat_template_kwargs or {}
         if reserved := set(RESERVED_VARIABLES) & options.keys():
             raise RequestError(
@@ -239,8 +248,14 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
                 "chat_template_kwargs",
             )
         given = {} if self.documents is None else {"documents": self.documents}
-        optional = self.effort_variables | self._optional_variables
-        return {name: value for name, value in optional.items() if name in names} | options | given
+        optional = self.effort_variables | self._optional_variables | options
+        return {name: value for name, value in optional.items() if name in names} | given
+
+    def unread_options(self, names: Collection[str]) -> list[str]:
+        """The variables of `chat_template_kwargs` that a chat template which reads `names` does not read."""
+        unread = sorted(name for name in self.chat_template_kwargs or {} if name not in names)
+        named = (f".{name}" if NAMED_KEY.fullmatch(name) else "" for name in unread[:MAX_NAMED_KEYS])
+        return [f"chat_template_kwargs{name}" for name in named]
 
     def num_logprobs(self) -> int | None:
         """The number of alternative tokens to return at each position; None to return no logprobs."""

@@ -260,7 +260,7 @@ class MessagesRequest(ConversationFields, EngineFields, MessagesCompatibilityFie
 
 
 def _text(content: str | Sequence[TextBlock | Hosted] | None) -> str:
-    return content if isinstance(content, str) else "\n".join(block.text for block in content or [])
+    return content if isinstance(content, str) else "\n".join(filter(None, (block.text for block in content or [])))
 
 
 def _messages(message: MessageParam) -> list[dict[str, Any]]:
@@ -280,7 +280,11 @@ def _messages(message: MessageParam) -> list[dict[str, Any]]:
     if calls := [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]:
         others["tool_calls"] = calls
     is_result = results and not texts and not others
-    return results if is_result else [*results, {"role": message.role, "content": "".join(texts), **others}]
+    return (
+        results
+        if is_result
+        else [*results, {"role": message.role, "content": "\n".join(filter(None, texts)), **others}]
+    )
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:

@@ -42,7 +42,8 @@ InputParts = Annotated[list[InputPart], Field(max_length=MAX_CONTENT_PARTS)]
 
 
 def _text(content: str | list[InputPart] | None) -> str:
-    return content if isinstance(content, str) else "".join(part.text or part.refusal for part in content or [])
+    texts = (content,) if isinstance(content, str) else (part.text or part.refusal for part in content or [])
+    return "\n".join(filter(None, texts))
 
 
 class InputMessage(RequestBody):
