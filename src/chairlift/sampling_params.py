@@ -10,7 +10,7 @@ from typing import Any
 from chairlift.checked_record import check_when_constructed
 from chairlift.errors import RequestError
 from chairlift.slo import SLO
-from chairlift.structured_outputs import StructuredOutputs
+from chairlift.structured_outputs import Reasoning, StructuredOutputs
 
 MAX_LOGPROBS = 20
 MAX_N = 128
@@ -199,6 +199,8 @@ class SamplingParams:
             word remain possible. At most MAX_BAD_WORDS texts, or SPELLINGS_PER_WORD times as many lists of token ids.
         allowed_token_ids: only these tokens are sampled; EOS must be listed to be sampled.
         structured_outputs: a constraint on the text of the answer.
+        reasoning: the reasoning that may precede the answer. Stop strings are searched after it, and min_tokens counts
+            the tokens after it. Its strings must be in the text: set skip_special_tokens=False if they are special.
         slo: the latencies that the request should have; goodput counts the requests that have them.
         is_streamed: the answer is read while it is generated. Others are not paced. False for calls of the server
             without `stream`, for `LLM`, and with beam search.
@@ -236,6 +238,7 @@ class SamplingParams:
     bad_words: Sequence[str | Sequence[int]] = ()
     allowed_token_ids: Sequence[int] | None = None
     structured_outputs: StructuredOutputs | None = None
+    reasoning: Reasoning | None = None
     slo: SLO | None = None
     is_streamed: bool = True
     use_beam_search: bool = False
@@ -295,6 +298,11 @@ class SamplingParams:
             raise RequestError(f"{name}={getattr(self, name)!r} needs use_beam_search: set it, or remove {name}", name)
 
     @property
+    def counts_after_reasoning(self) -> bool:
+        """Whether the tokens before `min_tokens` depend on the end of the reasoning."""
+        return self.min_tokens > 0 and self.reasoning is not None
+
+    @property
     def size(self) -> int:
         """The size of the lists and texts, in tokens of a prompt that take about as long to send and to read."""
         constraint = self.structured_outputs
@@ -341,6 +349,8 @@ class SamplingParams:
             )
         if self.slo is not None and not isinstance(self.slo, SLO):
             raise RequestError(f"slo must be an SLO record, got {self.slo!r:.100}", "slo")
+        if self.reasoning is not None and not isinstance(self.reasoning, Reasoning):
+            raise RequestError(f"reasoning must be a Reasoning record, got {self.reasoning!r:.100}", "reasoning")
         constraint = self.structured_outputs
         if constraint is None:
             return

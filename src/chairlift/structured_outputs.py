@@ -38,6 +38,8 @@ class Reasoning:
             answer may have no reasoning, unless `max_tokens` is set.
         label: the text after the opening string that is not part of the reasoning.
         max_tokens: the maximum number of tokens of the reasoning, after which only the closing string is allowed.
+        answer: the string that may open the answer after it, and is not part of the answer.
+        ends: further strings that end the reasoning.
     """
 
     opening: str
@@ -45,6 +47,8 @@ class Reasoning:
     is_inside: bool = False
     label: str = ""
     max_tokens: int | None = None
+    answer: str = ""
+    ends: tuple[str, ...] = ()
 
 
 @check_when_constructed

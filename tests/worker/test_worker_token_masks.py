@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +16,12 @@ from chairlift import SamplingParams, StructuredOutputs
 from chairlift.grammar.compiler import GrammarCompiler, num_words
 from chairlift.kernels.sampling import SamplingKernels
 from chairlift.loading.text.hf_tokenizer import folder_tokenizer
+from chairlift.structured_outputs import Reasoning
 from chairlift.worker.request_rows import RequestRows
 from chairlift.worker.sampling_state import BadWords
 from chairlift.worker.token_masks import TokenMasks, bit_mask
 from support.byte_tokenizer import VOCAB_SIZE, write_byte_tokenizer
+from support.case_loop import loop_over
 
 EOS = 2
 VOCAB = 40
@@ -174,3 +177,36 @@ def test_the_byte_tokenizer_has_the_tokens_that_the_masks_require(tmp_path: Path
     assert tokenizer.vocab_size <= VOCAB_SIZE
     assert tokenizer.token_to_id("<eos>") == EOS
     assert tokenizer.special_token_ids == {0, 1, 2, 3}
+
+
+@loop_over(
+    ("text", "form"),
+    [
+        ("<think>a</think>\n", Reasoning("<think>", "</think>")),
+        ("a</think>", Reasoning("<think>", "</think>", is_inside=True)),
+        ("<think>ä</dächt>\n<ä>", Reasoning("<think>", "</dächt>", answer="<ä>")),
+        ("\n", Reasoning("<think>", "</think>")),
+        ("<|tool|>a<|tool|>", Reasoning("<|tool|>", "a<|tool|>")),
+    ],
+)
+def test_min_tokens_counts_after_the_reasoning(grammars: GrammarCompiler, text: str, form: Reasoning) -> None:
+    tokenizer = grammars._get_tokenizer()
+    reasoning = tokenizer.encode(text, add_special_tokens=False)
+    letter = tokenizer.encode("b", add_special_tokens=False)
+    constraints: list[dict[str, Any]] = [{}, {"allowed_token_ids": [EOS, *letter]}]
+    constraints.append({"structured_outputs": StructuredOutputs(calls="start: <[*]>*")})
+    for fields in constraints:
+        answers = Answers(grammars, 1)
+        params = SamplingParams(min_tokens=2, max_tokens=200, reasoning=form, **fields)
+        tokens = [9]
+        row = answers.add("a", tokens, params, 1)
+        for position, token in enumerate([*reasoning, *letter, *letter]):
+            (allowed,) = answers.allowed(row)
+            assert EOS not in allowed
+            assert letter[0] in allowed
+            tokens.append(token)
+            answers.append(row, token)
+            if position == 3:  # A preempted request counts again.
+                answers.remove("a")
+                row = answers.add("a", tokens, params, 1)
+        assert EOS in answers.allowed(row)[0]

@@ -6,6 +6,8 @@ import codecs
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
+from chairlift.grammar.answer_start import overlap
+
 REPLACEMENT: Final = "\ufffd"
 LOOK_BACK: Final = 16
 """Maximum number of prompt tokens that are searched for a left context."""
@@ -126,9 +128,3 @@ class StopStrings:
         """End the text; returns the part that was held back."""
         text, self._held = self._held, ""
         return text
-
-
-def overlap(text: str, markers: tuple[str, ...]) -> int:
-    """The length of the longest suffix of a text that is a proper prefix of one of the markers."""
-    longest = min(len(text), max(map(len, markers), default=0) - 1)
-    return next((n for n in range(longest, 0, -1) if any(m.startswith(text[-n:]) and len(m) > n for m in markers)), 0)

@@ -10,6 +10,7 @@ from chairlift.engine.detokenizer import IncrementalDetokenizer, StopStrings, To
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.sibling_groups import SiblingGroup, SiblingGroups
 from chairlift.errors import ChairliftError, DeadlineError, RequestError
+from chairlift.grammar.answer_start import AnswerStart
 from chairlift.outputs import (
     CompletionOutput,
     EngineCoreOutput,
@@ -41,10 +42,17 @@ class _PromptGroup(SiblingGroup["_Sequence"]):
 
 @dataclass(slots=True)
 class _Sequence:
+    """One answer.
+
+    Attributes:
+        num_tokens: the tokens after the reasoning.
+    """
+
     group: _PromptGroup
     index: int
     detokenizer: IncrementalDetokenizer | None
     stop: StopStrings
+    start: AnswerStart
     num_tokens: int = 0
     cumulative_logprob: float | None = None
     times: RequestTimes | None = None
@@ -83,7 +91,8 @@ class OutputProcessor:
             if params.detokenize:
                 detokenizer = IncrementalDetokenizer(self._decoder, leader.prompt_token_ids, params.skip_special_tokens)
             stop = StopStrings(params.stop, params.include_stop_str_in_output)
-            group.unfinished[request.request_id] = _Sequence(group, index, detokenizer, stop)
+            start = AnswerStart(params.reasoning if params.stop else None)
+            group.unfinished[request.request_id] = _Sequence(group, index, detokenizer, stop, start)
         self._groups.add(group)
 
     def remove(self, core_ids: Iterable[str]) -> list[str]:
@@ -168,12 +177,15 @@ def _single_tokens(output: EngineCoreOutput) -> Iterator[EngineCoreOutput]:
 
 
 def _part(sequence: _Sequence, output: EngineCoreOutput) -> CompletionOutput:
-    sequence.num_tokens += len(output.new_token_ids)
     if output.logprobs is not None:
         before = sequence.cumulative_logprob or 0.0
         sequence.cumulative_logprob = before + sum(entry.token.logprob for entry in output.logprobs)
-    text = _new_text(sequence, output)
+    reasoning, text = sequence.start.add(_new_text(sequence, output))
     finish_reason = output.finish_reason
+    if finish_reason is not None:
+        reasoning += sequence.start.flush()
+    if sequence.start.is_found:
+        sequence.num_tokens += len(output.new_token_ids)
     token_id = output.stop_token_id
     is_listed = token_id is not None and token_id in sequence.group.params.stop_token_ids
     stop_reason: int | str | None = token_id if is_listed else None
@@ -185,7 +197,7 @@ def _part(sequence: _Sequence, output: EngineCoreOutput) -> CompletionOutput:
             text += sequence.stop.flush()
     return CompletionOutput(
         index=sequence.index,
-        text=text,
+        text=reasoning + text,
         token_ids=output.new_token_ids,
         finish_reason=finish_reason,
         stop_reason=stop_reason,

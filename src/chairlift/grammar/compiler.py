@@ -216,6 +216,10 @@ class GrammarCompiler:
             except TimeoutError:
                 raise _overload() from None
 
+    def token_text(self, token_id: int) -> str:
+        """The bytes of a token, as the characters with these numbers."""
+        return self._get_tokenizer().token_bytes(token_id).decode("latin-1")
+
     @contextlib.contextmanager
     def _waiting(self, constraint: StructuredOutputs, tenant: str) -> Iterator[_Compilation]:
         """Count a call that waits for a compilation. When the last one leaves early, the compilation is abandoned."""

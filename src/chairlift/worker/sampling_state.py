@@ -76,7 +76,7 @@ class SamplingState:
         penalties: float32 [3, rows]: repetition, presence, frequency.
         bias: row -> (token ids int64, amounts float32), for rows with LOGIT_BIAS.
         stop_ids: row -> int64 ids of the stop tokens that are masked until min_tokens, for rows with MIN_TOKENS. Rows
-            with a grammar are not among them, because their mask contains it.
+            with a grammar, or that count after their reasoning, are not among them, because their mask contains it.
         bad_words: row -> words, for rows with BAD_WORDS.
     """
 
@@ -126,7 +126,7 @@ class SamplingState:
             )
         if params.bad_words:
             self.bad_words[row] = BadWords([word for word in params.bad_words if not isinstance(word, str)])
-        if params.min_tokens and params.structured_outputs is None:
+        if params.min_tokens and params.structured_outputs is None and not params.counts_after_reasoning:
             if self._last_stop[0] is not new.stop_token_ids:  # Siblings share them.
                 stop_ids = np.fromiter(new.stop_token_ids, dtype=np.int64)
                 self._last_stop = new.stop_token_ids, stop_ids[stop_ids < self.vocab_size]
@@ -156,7 +156,9 @@ class SamplingState:
             SamplingFeature.MIN_TOKENS: len(self.stop_ids.get(row, ())),
             SamplingFeature.LOGPROBS: params.logprobs is not None or params.use_beam_search,
             SamplingFeature.PROMPT_LOGPROBS: params.prompt_logprobs is not None,
-            SamplingFeature.MASK: params.structured_outputs is not None or params.allowed_token_ids is not None,
+            SamplingFeature.MASK: params.structured_outputs is not None
+            or params.allowed_token_ids is not None
+            or params.counts_after_reasoning,
             SamplingFeature.BAD_WORDS: params.bad_words,
         }
         return reduce(or_, (feature for feature, needed in is_needed.items() if needed), SamplingFeature.NONE)

@@ -1,19 +1,23 @@
-"""TokenMasks: the tokens that a constrained request may sample next, by its grammar or its list of allowed tokens."""
+"""TokenMasks: the tokens that a constrained request may sample next, by its grammar, its list of allowed tokens, or the
+minimum length of its answer after reasoning."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from chairlift.errors import ChairliftError
+from chairlift.grammar.answer_start import AnswerStart
 from chairlift.grammar.compiler import GrammarCompiler, GrammarMatcher, num_words
 from chairlift.kernels.sampling import Bits, IntArray
 from chairlift.outputs import NewRequest
+from chairlift.structured_outputs import Reasoning
 from chairlift.worker.request_rows import RequestRows
 
+ALL_BITS: Final = np.uint32(0xFFFFFFFF)
 BITS: Final = np.left_shift(np.uint32(1), np.arange(32, dtype=np.uint32))
 
 
@@ -26,12 +30,13 @@ def bit_mask(token_ids: IntArray, vocab_size: int) -> Bits:
 
 @dataclass(slots=True)
 class _Grammar:
-    """The state of one request in its grammar.
+    """The state of one request in its grammar, and after its reasoning.
 
     Attributes:
-        matcher: None if the grammar could not be compiled, for the reason in `error`.
-        seen: the position of the first token that the matcher has not consumed.
+        matcher: None without a grammar, or if it could not be compiled, for the reason in `error`.
+        seen: the position of the first token that has not been read.
         early: the tokens that are masked until min_tokens, unless no other token is allowed.
+        start: finds the beginning of the answer, from which `num_tokens` counts.
     """
 
     matcher: GrammarMatcher | None
@@ -39,6 +44,8 @@ class _Grammar:
     seen: int
     early: Bits
     min_tokens: int
+    start: AnswerStart
+    num_tokens: int = 0
 
 
 class TokenMasks:
@@ -69,17 +76,19 @@ class TokenMasks:
                 mask = bit_mask(np.array(params.allowed_token_ids, dtype=np.int64), self._vocab_size)
                 self._last_allowed = params.allowed_token_ids, mask
             self._allowed[row] = self._last_allowed[1]
-        if params.structured_outputs is None:
+        if params.structured_outputs is None and not params.counts_after_reasoning:
             return
-        assert self._compiler is not None, "without a compiler requests with a grammar are rejected"
         stop = np.array([i for i in new.stop_token_ids if i < self._vocab_size], dtype=np.int64)
         matcher, error = None, None
         try:
-            matcher = self._compiler.compile(params.structured_outputs).matcher()
+            if params.structured_outputs is not None:
+                assert self._compiler is not None, "without a compiler requests with a grammar are rejected"
+                matcher = self._compiler.compile(params.structured_outputs).matcher()
         except ChairliftError as caught:
             error = str(caught)
         early = bit_mask(stop, self._vocab_size)
-        self._grammars[row] = _Grammar(matcher, error, new.num_prompt_tokens, early, params.min_tokens)
+        start = AnswerStart(_as_bytes(params.reasoning) if params.counts_after_reasoning and self._compiler else None)
+        self._grammars[row] = _Grammar(matcher, error, new.num_prompt_tokens, early, params.min_tokens, start)
 
     def remove(self, row: int) -> None:
         self._grammars.pop(row, None)
@@ -109,13 +118,35 @@ class TokenMasks:
         return grammar.error if grammar.matcher is None else grammar.matcher.error
 
     def _fill_one(self, mask: Bits, row: int, grammar: _Grammar, tokens: list[int]) -> None:
-        if grammar.matcher is None:
+        if grammar.error is not None:
             mask[:] = grammar.early
             return
-        grammar.matcher.advance(tokens)
         grammar.seen += len(tokens)
-        grammar.matcher.fill(mask)
-        if grammar.min_tokens and grammar.seen - self._rows.num_prompt_tokens[row] < grammar.min_tokens:
+        if grammar.matcher is None:
+            mask[:] = self._allowed.get(row, ALL_BITS)
+        else:
+            grammar.matcher.advance(tokens)
+            grammar.matcher.fill(mask)
+        if grammar.num_tokens < grammar.min_tokens:
+            self._count(grammar, tokens)
+        if grammar.num_tokens < grammar.min_tokens:
             later = mask & ~grammar.early
             if later.any():
                 mask[:] = later
+
+    def _count(self, grammar: _Grammar, tokens: list[int]) -> None:
+        """Count the tokens of the answer: the first one with a character behind the reasoning, and those after it."""
+        for token in tokens:
+            if not grammar.start.is_found and self._compiler is not None:
+                grammar.start.add(self._compiler.token_text(token))
+            grammar.num_tokens += grammar.start.is_found
+
+
+def _as_bytes(form: Reasoning | None) -> Reasoning | None:
+    """The strings of a form as `GrammarCompiler.token_text` spells them."""
+    if form is None:
+        return None
+    opening, closing, answer, *ends = (
+        text.encode().decode("latin-1") for text in (form.opening, form.closing, form.answer, *form.ends)
+    )
+    return replace(form, opening=opening, closing=closing, answer=answer, ends=tuple(ends))

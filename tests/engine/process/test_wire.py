@@ -41,6 +41,7 @@ PARAMS = SamplingParams(
     seed=-3,
     stop_token_ids=[7],
     structured_outputs=StructuredOutputs(regex="a+", reasoning=Reasoning("<t>", "</t>")),
+    reasoning=Reasoning("<t>", "</t>", answer="<a>", ends=("<b>", "<c>")),
 )
 
 

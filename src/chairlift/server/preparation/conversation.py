@@ -36,7 +36,7 @@ from chairlift.server.protocol.turns import (
 from chairlift.server.tools.answer_formats import FORCED_CALLS, CallFormat, reasoning_format
 from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
 from chairlift.server.tools.call_detection import call_style, detected_format
-from chairlift.server.tools.harmony_parser import FINAL_HEADER, HarmonyParser
+from chairlift.server.tools.harmony_parser import BEFORE_ANSWER, FINAL_HEADER, HarmonyParser
 from chairlift.server.tools.reasoning_parser import AnswerTagParser, ReasoningParser
 from chairlift.server.tools.tag_scanner import argument_kinds
 from chairlift.server.tools.tool_constraints import CallGrammar
@@ -206,7 +206,8 @@ class ModelPlanner:
         if self._calls.is_harmony and is_structured:
             text = join_marked([text, template_text(FINAL_HEADER)])
         reasoning = self._reasoning_in(text, body)
-        params, ignored = self._params(body, tools, structure, reasoning)
+        before_answer = self._before_answer(body, reasoning, is_structured)
+        params, ignored = self._params(body, tools, structure, reasoning, before_answer)
         token_ids = self.engine.input_processor.encode_text(
             text, "messages", params, add_special_tokens=bool(body.add_special_tokens)
         )
@@ -242,9 +243,11 @@ class ModelPlanner:
         tools: _ToolSelection,
         structure: StructuredOutputs | None,
         reasoning: Reasoning | None,
+        before_answer: Reasoning | None,
     ) -> tuple[SamplingParams, list[str]]:
         """The sampling parameters, and the parts of the schemas of tools that are not followed."""
-        overrides: dict[str, Any] = {"max_tokens": body.output_limit(), "logprobs": body.num_logprobs()}
+        limit, logprobs = body.output_limit(), body.num_logprobs()
+        overrides: dict[str, Any] = {"max_tokens": limit, "logprobs": logprobs, "reasoning": before_answer}
         tokenizer = self.engine.tokenizer
         assert isinstance(tokenizer, Tokenizer), "a conversation has been rendered"
         symbol = partial(marker_symbol, tokenizer=tokenizer)
@@ -272,7 +275,24 @@ class ModelPlanner:
         is_implied = form.is_implied and (body.messages[-1].role != "tool" or end.endswith(self._header))
         # An answer that goes on with the last message does not begin with reasoning.
         max_tokens = None if body.continue_final_message else body.thinking_token_budget
-        return Reasoning(form.opening, form.closing, is_implied or end.endswith(form.opening), form.label, max_tokens)
+        is_inside = is_implied or end.endswith(form.opening)
+        return Reasoning(form.opening, form.closing, is_inside, form.label, max_tokens, self._answer_tag)
+
+    @property
+    def _answer_tag(self) -> str:
+        return self._reasoning.answer[0] if self._reasoning is not None and self._reasoning.answer is not None else ""
+
+    def _before_answer(
+        self, body: ChatCompletionRequest, reasoning: Reasoning | None, is_structured: bool
+    ) -> Reasoning | None:
+        """What precedes the text in which stop strings are searched, and of which `min_tokens` counts the tokens."""
+        if not body.stop and not body.min_tokens:
+            return None
+        if self._calls.is_harmony:
+            return None if is_structured or self.options.reasoning_parser == "none" else BEFORE_ANSWER
+        if reasoning is None and self._reasoning is not None and self._answer_tag:
+            return Reasoning(self._reasoning.opening, self._reasoning.closing, answer=self._answer_tag)
+        return reasoning
 
     @cached_property
     def _header(self) -> str:

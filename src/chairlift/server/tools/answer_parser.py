@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from chairlift.engine.detokenizer import overlap
+from chairlift.grammar.answer_start import overlap
 from chairlift.outputs import CompletionOutput
 from chairlift.request import FinishReason
 from chairlift.server.tools.literal_scanners import completion

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from chairlift.engine.detokenizer import overlap
+from chairlift.grammar.answer_start import overlap
 from chairlift.server.tools.answer_parser import DeltaMessage, MarkerParser
 from chairlift.server.tools.literal_scanners import JsonCallScanner
+from chairlift.structured_outputs import Reasoning
 
 START: Final = "<|start|>"
 CHANNEL: Final = "<|channel|>"
@@ -19,6 +20,7 @@ BEGINNINGS: Final = (START, CHANNEL, "to=")
 """The prompt ends with the role, so that an answer begins with a channel or a recipient."""
 
 FINAL_HEADER: Final = CHANNEL + "final" + MESSAGE
+BEFORE_ANSWER: Final = Reasoning(CHANNEL, FINAL_HEADER, ends=(CHANNEL + "commentary",))
 MAX_HEADER_CHARACTERS: Final = 512
 """Longer text before a message is content, which bounds the text that is scanned repeatedly."""
 

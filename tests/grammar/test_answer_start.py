@@ -1,0 +1,79 @@
+"""The beginning of an answer after its reasoning, as the parsers of the server find it."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chairlift.grammar.answer_start import AnswerStart
+from chairlift.server.tools.answer_formats import REASONING_FORMATS
+from chairlift.server.tools.answer_parser import AnswerParser, PlainTextParser
+from chairlift.server.tools.harmony_parser import BEFORE_ANSWER, HarmonyParser
+from chairlift.server.tools.reasoning_parser import AnswerTagParser, ReasoningParser
+from chairlift.structured_outputs import Reasoning
+from support.case_loop import loop_over
+
+FORMATS = [name for name, form in REASONING_FORMATS.items() if not form.is_implied]
+
+
+def divided(form: Reasoning | None, pieces: list[str]) -> tuple[str, str]:
+    """What precedes the answer, and the answer. The end of the text may begin a marker, and belongs to one of them."""
+    start, before, answer = AnswerStart(form), "", ""
+    for piece in pieces:
+        first, rest = start.add(piece)
+        before, answer = before + first, answer + rest
+    is_reasoning, held = start._advance == start._in_reasoning, start.flush()
+    assert not (answer and held)
+    return (before + held, answer) if is_reasoning else (before, answer + held)
+
+
+def parsed(parser: AnswerParser, text: str) -> str:
+    return "".join(piece.content for piece in (*parser.feed_parts(text), parser.finish(True)))
+
+
+@given(st.sampled_from(FORMATS), st.booleans(), st.data())
+@settings(max_examples=300, deadline=None)
+def test_the_answer_is_the_content_of_the_parsers(name: str, is_inside: bool, data: st.DataObject) -> None:
+    form = REASONING_FORMATS[name]
+    tags = form.answer or ("", "")
+    reasoning = Reasoning(form.opening, form.closing, is_inside, answer=tags[0])
+    words = ["a", "b ", "\n", "<", form.opening, form.opening[:2], form.closing, form.closing[:3], tags[0]]
+    pieces = data.draw(st.lists(st.sampled_from(words), max_size=12))
+    _before, answer = divided(reasoning, pieces)
+    assert (_before + answer, answer) == ("".join(pieces), divided(reasoning, list("".join(pieces)))[1])
+
+    def rest() -> AnswerParser:
+        return AnswerTagParser(tags, PlainTextParser) if form.answer else PlainTextParser()
+
+    new_answer = PlainTextParser if form.has_bare_answers else None
+    content = parsed(ReasoningParser(reasoning, rest, (), new_answer), "".join(pieces))
+    # White space before an answer without reasoning is content, but is not searched for stop strings, and of a bare
+    # answer the parser of Granite 3.3 keeps the tag.
+    expected = content.lstrip().removeprefix(tags[0] if form.has_bare_answers else "").lstrip("\n")
+    assert answer.lstrip() == expected.lstrip()
+
+
+@loop_over(
+    ("text", "expected"),
+    [
+        ("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.", "Yes."),
+        ("<|channel|>analysis<|message|>A<|end|><|channel|>analysis<|message|>B<|end|>", ""),
+        ("<|channel|>final<|message|>Yes.", "Yes."),
+        ("<|channel|>commentary to=functions.f<|message|>{}", " to=functions.f<|message|>{}"),
+        ("<|channel|>analysis<|message|>A<|end|><|channel|>commentary<|message|>B", "<|message|>B"),
+        ("Yes.", "Yes."),
+    ],
+)
+def test_harmony(text: str, expected: str) -> None:
+    for pieces in ([text], list(text)):
+        assert divided(BEFORE_ANSWER, pieces)[1] == expected
+    if expected == "Yes.":
+        assert parsed(HarmonyParser(frozenset()), text) == expected
+
+
+def test_little_text_is_held_back() -> None:
+    start = AnswerStart(Reasoning("<think>", "</think>", answer="<answer>"))
+    for piece in [" \n"] * 1000 + ["<thi", "nk>"] + ["x</thin"] * 1000 + ["k>", *"\n" * 1000, "<answ"]:
+        start.add(piece)
+        assert len(start._held) <= len("</think>")
+    assert start.add("er>Yes") == ("<answer>", "Yes")
