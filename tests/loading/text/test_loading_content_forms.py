@@ -67,6 +67,12 @@ def test_a_template_for_tools_has_its_own_form() -> None:
             assert made.render([{"role": "user", "content": "Hello"}], tools=tools) == "Hello"
 
 
+def test_a_template_that_reads_results_only_with_tools() -> None:
+    turns = "{% for m in messages %}" + PARTS + "{% endfor %}"
+    rejects = "{% if messages[-1].role == 'tool' and not tools %}{{ raise_exception('no tools') }}{% endif %}"
+    assert "Hello" in ChatTemplate(rejects + turns, {}).render(conversation("Hello")[1:], tools=[TOOL])
+
+
 def test_each_role_has_its_own_form() -> None:
     text = (
         "{% for m in messages %}{% if m.role == 'user' %}" + PARTS + "{% else %}{{ m.content }}{% endif %}{% endfor %}"

@@ -43,6 +43,34 @@ def test_texts_of_a_message(kind: type[Any], role: str, block: str) -> None:
         assert "Hi" in text or role == "user"
 
 
+@loop_over(
+    ("parser", "content", "reasoning"),
+    [
+        ("deepseek_r1", None, True),
+        ("deepseek_r1", "Well", False),
+        ("deepseek_r1", "", True),
+        ("qwen3", None, True),
+        ("qwen3", "Well", False),
+        ("none", None, False),
+    ],
+)
+def test_what_precedes_the_answer(parser: str, content: str | None, reasoning: bool) -> None:
+    """An answer that goes on with the last message has no reasoning before it."""
+    turns = [
+        {"role": "user", "content": "Hi"},
+        *([] if content is None else [{"role": "assistant", "content": content}]),
+    ]
+    fields = {
+        "messages": turns,
+        "continue_final_message": content is not None,
+        "add_generation_prompt": content is None,
+    }
+    for ends in ({}, {"stop": "x"}, {"min_tokens": 2}):
+        body = ChatCompletionRequest.model_validate({**fields, **ends})
+        params = planner("chatml", reasoning_parser=parser).plan(body).params
+        assert (params.reasoning is not None) == (reasoning and bool(ends))
+
+
 def test_results_of_tools_in_parts() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     parts = [{"type": "text", "text": text} for text in TEXTS]

@@ -30,6 +30,10 @@ RESERVED_VARIABLES: Final = ("messages", "self", "add_generation_prompt", "tools
 PROBES: Final = ("qzvx", "qzvy", "qzvz")
 """Texts of two parts, and of a further key of parts, by which a prompt shows how a template reads content."""
 
+PROBE_TOOL: Final = {
+    "type": "function",
+    "function": {"name": "a", "description": "a", "parameters": {"type": "object"}},
+}
 PROBE_CALL: Final = {"id": "abcdefghi", "type": "function", "function": {"name": "a", "arguments": {}}}
 
 
@@ -157,7 +161,7 @@ class ChatTemplate:
         messages = self._probe_conversation({"role": role, "content": content}, has_tools)
         started = time.thread_time()
         try:
-            prompt = self._rendered(messages, has_tools, {"tools": [] if has_tools else None})
+            prompt = self._rendered(messages, has_tools, {"tools": [PROBE_TOOL] if has_tools else None})
         except RequestError:
             return False
         finally:

@@ -286,7 +286,8 @@ class ModelPlanner:
         self, body: ChatCompletionRequest, reasoning: Reasoning | None, is_structured: bool
     ) -> Reasoning | None:
         """What precedes the text in which stop strings are searched, and of which `min_tokens` counts the tokens."""
-        if not body.stop and not body.min_tokens:
+        continues = body.continue_final_message and body.messages[-1].for_template()["content"].strip()
+        if continues or not (body.stop or body.min_tokens):
             return None
         if self._calls.is_harmony:
             return None if is_structured or self.options.reasoning_parser == "none" else BEFORE_ANSWER
