@@ -61,7 +61,8 @@ def test_another_name_is_rejected(server: RunningServer, host: str, path: str) -
 def test_the_error_names_the_host_and_the_option(server: RunningServer) -> None:
     answer = httpx.get(f"{server.url}/v1/models", headers={"Host": "chat.example:8000"})
     message = (
-        "the Host header must name an allowed host (start the server with --allowed-hosts), got 'chat.example:8000'"
+        "the Host header must name an allowed host: start the server with --allowed-hosts, or let the proxy send an "
+        "allowed one, as with nginx's proxy_set_header; got 'chat.example:8000'"
     )
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
     assert answer.headers["x-request-id"] == answer.headers["request-id"]

@@ -39,8 +39,11 @@ def host_filter(app: ASGIApp, hosts: Sequence[str]) -> ASGIApp:
         if scope.pop(ALLOWED_HOST, False):
             await app(scope, receive, send)
             return
-        text = "the Host header must name an allowed host (start the server with --allowed-hosts), got "
-        info = ErrorInfo(message=f"{text}{Headers(scope=scope).get('host', '')!r:.80}", type="invalid_request_error")
+        text = (
+            "the Host header must name an allowed host: start the server with --allowed-hosts, or let the proxy send "
+            f"an allowed one, as with nginx's proxy_set_header; got {Headers(scope=scope).get('host', '')!r:.80}"
+        )
+        info = ErrorInfo(message=text, type="invalid_request_error")
         await error_response(scope, 400, info)(scope, receive, send)
 
     return call
