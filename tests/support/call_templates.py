@@ -91,6 +91,25 @@ LFM2: Final = f"""\
 {{% if not loop.last %}}, {{% endif %}}{{% endfor %}})\
 {{% if not loop.last %}}, {{% endif %}}{{% endfor %}}]<|tool_call_end|>{{% endif %}}{END}"""
 
+LFM25: Final = f"""\
+{START}{{% if m.tool_calls %}}<|tool_call_start|>[{CALLS}{{{{ f.name }}}}(\
+{{% for k, v in f.arguments.items() %}}{{{{ k }}}}=\
+{{{{ "'" + v + "'" if v is string else v | tojson if v is mapping else v | string }}}}\
+{{% if not loop.last %}}, {{% endif %}}{{% endfor %}})\
+{{% if not loop.last %}}, {{% endif %}}{{% endfor %}}]<|tool_call_end|>{{% endif %}}{END}"""
+
+APRIEL: Final = """\
+{% if tools %}<available_tools>{{ tools | tojson }}</available_tools>{% endif %}\
+{% for m in messages %}<|begin_{{ m.role }}|>
+{{ m.content or '' }}{% if m.tool_calls %}
+<tool_calls>[{% for c in m.tool_calls %}{"name": "{{ c.function.name }}", \
+"arguments": {{ c.function.arguments | tojson }}, "id": "{{ c.id }}"}{% if not loop.last %}, {% endif %}\
+{% endfor %}]</tool_calls>{% endif %}
+<|end|>
+{% endfor %}{% if add_generation_prompt %}<|begin_assistant|>
+Here are my reasoning steps:
+{% endif %}{# [BEGIN FINAL RESPONSE] #}"""
+
 SEED: Final = f"""\
 {START}{CALLS}
 <seed:tool_call>
@@ -148,6 +167,8 @@ WRITING: Final[dict[str, tuple[str, str]]] = {
     "kimi": ("kimi_k2", KIMI),
     "functiongemma": ("functiongemma", FUNCTION_GEMMA),
     "lfm2": ("lfm2", LFM2),
+    "lfm25": ("lfm2", LFM25),
+    "apriel": ("hunyuan_a13b", APRIEL),
     "seed": ("seed_oss", SEED),
     "cohere": ("cohere_command3", COHERE),
     "hunyuan": ("hunyuan_a13b", HUNYUAN),

@@ -28,9 +28,10 @@ from chairlift.server.tools.answer_parser import (
     PlainTextParser,
 )
 from chairlift.server.tools.harmony_parser import HarmonyParser
-from chairlift.server.tools.reasoning_parser import AnswerTagParser, ReasoningParser
+from chairlift.server.tools.reasoning_parser import AnswerTagParser, ReasoningParser, SpecialTagParser
 from chairlift.server.tools.tool_parser import ToolParser
 from chairlift.structured_outputs import Reasoning
+from support.case_loop import loop_over
 
 NAMES = frozenset({"get_weather", "f"})
 Read = tuple[str, str, list[tuple[str, str]]]
@@ -69,7 +70,7 @@ EXAMPLES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("hermes", f"<tool_call>[{CALL}, {CALL}]</tool_call> Done.", " Done.", [WEATHER, WEATHER]),
     ("hermes", '<tool_call>{"arguments": {"a": [1]}, "name": "f"}</tool_call>', "", [("f", '{"a": [1]}')]),
     ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", '{"a": 1}')]),
-    ("hermes", '<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
+    ("hermes", '<tool_call>{"name": "f"}</tool_call>', '<tool_call>{"name": "f"}</tool_call>', []),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "b', "", [("f", '{"a": "b')]),
     (
         "hermes",
@@ -126,7 +127,14 @@ EXAMPLES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("pythonic", f"```json\n{CALL}\n```\n```json\n{CALL}\n```", "", [WEATHER] * 2),
     ("pythonic", '```json\n{"a": 1}\n``` shows f(a=1)', '```json\n{"a": 1}\n``` shows f(a=1)', []),
     ("pythonic", "[```", "[```", []),
-    ("pythonic", "[f(a=[1, 'b", "", [("f", '{"a": [1, "b')]),
+    ("pythonic", "[f(a=[1, 'b", "[f(a=[1, 'b", []),
+    ("gemma4", "<|tool_call>call:f{a:1]}<tool_call|> b", " b", [("f", '{"a": 1]}')]),
+    (
+        "glm45",
+        "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>x</tool_call>",
+        "",
+        [("f", "<arg_key>a</arg_key>\n<arg_value>1</arg_value>x</tool_call>")],
+    ),
 ]
 
 
@@ -176,10 +184,6 @@ def test_calls_without_an_object_of_arguments_are_content(written: str) -> None:
     ("text", "arguments"),
     [
         ('{"name": "f", "arguments": {"a": "b', {"a": "b"}),
-        ('{"name": "f", "arguments": {"a": [1, {"b"', {"a": [1, {"b": None}]}),
-        ('{"name": "f", "arguments": {"a": ', {}),
-        ('{"name": "f", "arguments": {"a": "x" "y"}} and', {"a": "x"}),
-        ('{"name": "f", "arguments": {"a": tr', {}),
         ('{"name": "f", "arguments": {"a": 12', {"a": 12}),
         ('{"name": "f", "arguments": {"a": [True', {"a": [True]}),
     ],
@@ -189,7 +193,26 @@ def test_arguments_that_break_off_are_completed_if_the_model_ended_the_answer(te
         parser = tool_parser("hermes")()
         pieces = [parser.feed("<tool_call>"), *map(parser.feed, parts), parser.finish(is_complete=True)]
         written = "".join(delta.arguments for piece in pieces for delta in piece.tool_calls)
-        assert json.loads(written) == arguments | {key: None for key in json.loads(written) if key not in arguments}
+        assert json.loads(written) == arguments
+
+
+@loop_over(
+    ("text", "arguments"),
+    [
+        ('{"a": [1, {"b"', '{"a": [1, {"b"'),
+        ('{"a": ', '{"a"'),
+        ('{"a": tr', '{"a"'),
+        ('{"a": "x" "y"}} and', '{"a": "x""y"}} and'),
+        ("{\"a\": '''x'''}}", "{\"a\": \"\"'x'''}}"),
+        ('{"a": "\\uZZ" 1}}', '{"a": "\\\\uZZ"1}}'),
+    ],
+)
+def test_arguments_that_are_not_read_whole_are_never_those_of_another_call(text: str, arguments: str) -> None:
+    call = '<tool_call>{"name": "f", "arguments": ' + text
+    for parts in ([call], list(call)):
+        assert read(tool_parser("hermes")(), parts, is_complete=True) == ("", "", [("f", arguments)])
+        with pytest.raises(ValueError, match="line 1"):
+            json.loads(arguments)
 
 
 @pytest.mark.parametrize(("family", "text"), [("gemma4", "<|tool_call>So"), ("gemma4", "<|tool_call>calm")])
@@ -231,8 +254,27 @@ def test_an_object_without_a_name_becomes_content_within_bounded_work() -> None:
         assert read(tool_parser("hermes")(), [nested]) == (nested, "", [])
 
     assert count_calls(lambda: parse(400)) < 3 * count_calls(lambda: parse(200))
-    late = '<tool_call>{"arguments": {"a": "' + "b" * 600 + '"}, "name": "f"}'
+    late = '<tool_call>{"id": "' + "b" * 600 + '", "arguments": {}, "name": "f"}'
     assert read(tool_parser("hermes")(), [late]) == read(tool_parser("hermes")(), list(late)) == (late, "", [])
+
+
+@loop_over(
+    ("family", "beginning", "end"),
+    [
+        ("hermes", '<tool_call>{"arguments": {"a": "', '"}, "name": "other"}</tool_call>'),
+        ("olmo3", "<function_calls>f(a=[1, '", "'], b=x)</function_calls>"),
+        ("olmo3", "<function_calls>f(a=", ""),
+        ("lfm2", "<|tool_call_start|>[f(a='it's <b> ", "')]<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[f(a='it's <b> ", "', b=x)]<|tool_call_end|>"),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"a": 1 x', "}"),
+        ("openai", "<|channel|>commentary to=functions.f<|message|>print(", ")<|call|>"),
+    ],
+)
+def test_calls_that_are_held_back_or_broken_are_read_in_linear_time(family: str, beginning: str, end: str) -> None:
+    def parse(num_parts: int) -> None:
+        read(tool_parser(family)(), list(beginning + beginning * num_parts + end))
+
+    assert count_calls(lambda: parse(160)) < 2.5 * count_calls(lambda: parse(80))
 
 
 FRAGMENTS = [
@@ -243,6 +285,7 @@ FRAGMENTS = [
     "1.5", '"function": ',
     "Here is my thought process:", "Here is my response:", "<|start|>assistant", "<|channel|>", "analysis", "final",
     "commentary to=functions.f ", "<|constrain|>json", "<|message|>", "<|end|>", "<|call|>",
+    "r'", "\"\"\"", "# ", "=", "(", "f(a='it's ", "')]", "<|tool_call_start|>[", "<|tool_call_end|>", "0x1F",
     "<|tool_call>", "call:", "f{a:", '<|"|>', "<tool_call|>", "<|channel>", "thought\n", "<channel|>",
 ]  # fmt: skip
 texts = st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join)
@@ -260,6 +303,7 @@ PARSERS: dict[str, Callable[[], AnswerParser]] = {
     "granite reasoning": lambda: ReasoningParser(
         Reasoning("Here is my thought process:", "Here is my response:"), tool_parser("granite")
     ),
+    "special tags": lambda: SpecialTagParser(("<think>", "</think>"), tool_parser("hermes")),
     "answer tags": lambda: AnswerTagParser(("<think>", "</think>"), tool_parser("hermes")),
     "answer tags and calls": lambda: AnswerTagParser(
         ("<think>", "</think>"), tool_parser("hermes"), ("<tool_call>",), is_inside=True
@@ -303,6 +347,7 @@ def test_calls_as_a_template_writes_them_are_parsed(arguments: list[dict[str, st
         ("Hm", True, ("", "Hm")),
         ("<thin", False, ("<thin", "")),
         ("<think>\n\n</think>\n\nYes.", False, ("Yes.", "")),
+        ("<think>Hm. ", False, ("", "Hm.")),
     ],
 )
 def test_reasoning_is_separated_from_the_content(text: str, is_inside: bool, expected: tuple[str, str]) -> None:
@@ -421,6 +466,8 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
         ("<|channel|>commentary<|message|>I look.<|end|>" + FINAL, ("I look.Yes.", "", [])),
         ("<|channel|>commentary to=functions.g<|message|>{}<|call|>", ("{}", "", [])),
         ("<|channel|>analysis<|message|>One.<|start|>assistant<|channel|>analysis<|message|>Two", ("", "One.Two", [])),
+        (" to=functions.f<|channel|>x<|message|>print(1)<|call|>", ("", "", [("f", "print(1)")])),
+        (" to=functions.f<|channel|>x<|message|>{'a': [1, ]} \n<|call|>", ("", "", [("f", "{'a': [1, ]} \n")])),
         ("Plain text.", ("Plain text.", "", [])),
         ("<|chan", ("<|chan", "", [])),
         ("<|channel|>final" + "x" * 600 + "<|message|>", ("<|channel|>final" + "x" * 600 + "<|message|>", "", [])),
@@ -466,6 +513,7 @@ def test_the_reasoning_format_is_derived_from_the_chat_template() -> None:
         "write 'Here is my thought process:'": "granite",
         "<think></think> <response></response>": "granite33",
         "<think> </think> <tool_response> </response>": "qwen3",
+        "Here are my reasoning steps: [BEGIN FINAL RESPONSE] </think>": "apriel",
         "'</think>' '</answer>'": "hunyuan_a13b",
         "<\uff5chy_Assistant\uff5c>": "hunyuan_a13b",
         "</seed:think>": "seed_oss",

@@ -37,7 +37,7 @@ from chairlift.server.tools.answer_formats import FORCED_CALLS, CallFormat, reas
 from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
 from chairlift.server.tools.call_detection import call_style, detected_format
 from chairlift.server.tools.harmony_parser import BEFORE_ANSWER, FINAL_HEADER, HarmonyParser
-from chairlift.server.tools.reasoning_parser import AnswerTagParser, ReasoningParser
+from chairlift.server.tools.reasoning_parser import AnswerTagParser, ReasoningParser, SpecialTagParser
 from chairlift.server.tools.tag_scanner import argument_kinds
 from chairlift.server.tools.tool_constraints import CallGrammar
 from chairlift.server.tools.tool_instructions import (
@@ -280,7 +280,11 @@ class ModelPlanner:
 
     @property
     def _answer_tag(self) -> str:
-        return self._reasoning.answer[0] if self._reasoning is not None and self._reasoning.answer is not None else ""
+        """The opening tag of an answer, after which stop strings count."""
+        if self._reasoning is None or self._template is None:
+            return ""
+        tags = self._reasoning.answer or (*(tag for tag in self._reasoning.special if tag in self._template.text), "")
+        return tags[0]
 
     def _before_answer(
         self, body: ChatCompletionRequest, reasoning: Reasoning | None, is_structured: bool
@@ -311,7 +315,10 @@ class ModelPlanner:
         """The constructor of the parser of an answer, which goes on with the prompt `continued` unless it is empty."""
         if self._calls.is_harmony and not is_structured:
             return partial(HarmonyParser, tools.names, tools.max_calls, self.options.reasoning_parser != "none")
-        answer = rest = tools.new_parser(self._calls)
+        rest: Callable[[], AnswerParser] = tools.new_parser(self._calls)
+        if (shown := self._reasoning or reasoning_format("auto", self._template)) is not None and shown.special:
+            rest = partial(SpecialTagParser, shown.special, rest)
+        answer = rest
         openings = self._calls.openings if tools.mode == "auto" else ()
         if self._reasoning is not None and (tags := self._reasoning.answer) is not None:
             is_inside = continued.rfind(tags[0]) > continued.rfind(tags[1])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from chairlift.loading.text.chat_template import ChatTemplate
-from chairlift.server.tools.literal_scanners import FUNCTION_GEMMA, GEMMA, PYTHON, LiteralSyntax
+from chairlift.server.tools.literal_scanners import FUNCTION_GEMMA, GEMMA, LiteralSyntax
 from chairlift.server.tools.tag_scanner import TagSyntax
 
 
@@ -19,7 +19,9 @@ class CallFormat:
         openings, closing: texts that begin calls, and the text that ends them; None if they end with the answer.
         is_bare: a brace or bracket at the start of an answer begins a call, without an opening.
         named: `name{...}` is a call too: an expression of the text before the brace, with `name` and perhaps `id`.
-        literals: `name(key=value, ...)` or `call:name{key:value,...}` is a call too, with values in this syntax.
+        literals: `call:name{key:value,...}` is a call too, with values in this syntax.
+        is_python: `name(key=value, ...)` is a call too, and `[name(key=value, ...), ...]` a list of calls.
+        has_raw_strings: strings of Python may be without escapes.
         tags: a call is a name and tags of its arguments.
         skipped: texts between calls that are no part of them.
         is_list: calls are a list after one opening; otherwise each call has an opening.
@@ -33,6 +35,8 @@ class CallFormat:
     is_bare: bool = False
     named: str | None = None
     literals: LiteralSyntax | None = None
+    is_python: bool = False
+    has_raw_strings: bool = False
     tags: TagSyntax | None = None
     skipped: tuple[str, ...] = ()
     is_list: bool = False
@@ -47,7 +51,7 @@ class CallFormat:
 
 NAMED: Final = r"(?P<name>[A-Za-z0-9_.:-]{1,128})(?:\[CALL_ID\]\w{1,32})?(?:\[ARGS\])?\s*(?={)"
 DEEPSEEK: Final = r"(?:function<｜tool▁sep｜>)?(?P<name>[\w.:-]{1,128})(?:<｜tool▁sep｜>|\s*```json)\s*(?={)"
-KIMI: Final = r"(?P<id>(?:functions\.)?(?P<name>[\w.-]{1,128}?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>\s*(?={)"
+KIMI: Final = r"(?P<id>(?:functions\.)?(?P<name>[\w.:-]{1,128}?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>\s*(?={)"
 QWEN_END: Final = r"\n?</parameter>(?=\s*(?:<parameter=|</function>|</(?:seed:)?tool_call>))"
 QWEN_TAGS: Final = TagSyntax(">", r"<parameter=([^>\n]+)>\n?", QWEN_END, "</function>")
 SEED_TAGS: Final = QWEN_TAGS._replace(key="<parameter=([^>\n]+)>", value_end=QWEN_END.removeprefix(r"\n?"))
@@ -66,10 +70,10 @@ TOOL_CALL_FORMATS: Final[dict[str, CallFormat]] = {
     "mistral": CallFormat(("[TOOL_CALLS]",), named=NAMED, is_list=True, id_length=9),
     "granite": CallFormat(("<|tool_call|>", "<tool_call>"), is_bare=True, is_list=True),
     "phi4_mini_json": CallFormat(("<|tool_call|>", "functools["), "<|/tool_call|>", is_list=True),
-    "olmo3": CallFormat(("<function_calls>",), "</function_calls>", literals=PYTHON),
+    "olmo3": CallFormat(("<function_calls>",), "</function_calls>", is_python=True),
     "gemma4": CallFormat(("<|tool_call>",), "<tool_call|>", literals=GEMMA),
     "openai": CallFormat(("<|channel|>",), is_harmony=True),
-    "pythonic": CallFormat(("```tool_code", "```json"), "```", is_bare=True, literals=PYTHON),
+    "pythonic": CallFormat(("```tool_code", "```json"), "```", is_bare=True, is_python=True),
     "qwen3_coder": CallFormat(("<tool_call>", "<function="), "</tool_call>", tags=QWEN_TAGS),
     "glm45": CallFormat(("<tool_call>",), "</tool_call>", tags=GLM_TAGS),
     "minimax_m2": CallFormat(("<minimax:tool_call>", '<invoke name="'), "</minimax:tool_call>", tags=MINIMAX_TAGS),
@@ -79,7 +83,9 @@ TOOL_CALL_FORMATS: Final[dict[str, CallFormat]] = {
     ),
     "kimi_k2": CallFormat(KIMI_MARKS, "<|tool_calls_section_end|>", named=KIMI, skipped=("<|tool_call_end|>",)),
     "functiongemma": CallFormat(("<start_function_call>",), "<end_function_call>", literals=FUNCTION_GEMMA),
-    "lfm2": CallFormat(("<|tool_call_start|>",), "<|tool_call_end|>", literals=PYTHON, is_list=True),
+    "lfm2": CallFormat(
+        ("<|tool_call_start|>",), "<|tool_call_end|>", is_python=True, has_raw_strings=True, is_list=True
+    ),
     "minicpm5": CallFormat(('<function name="',), "</function>", tags=MINICPM_TAGS),
     "cohere_command3": CallFormat(
         ("<|START_ACTION|>",), "<|END_ACTION|>", is_list=True, keys=("tool_name", "parameters")
@@ -115,7 +121,8 @@ class ReasoningFormat:
         opening, closing: the tags around the reasoning.
         is_implied: answers begin with reasoning even without the opening tag.
         label: the text after the opening tag that is not part of the reasoning.
-        answer: the tags around the text after the reasoning, if any.
+        answer: the tags around the text after the reasoning, if any. An empty opening tag needs no text.
+        special: tags that are special tokens, which are no part of an answer with or without reasoning.
         has_bare_answers: an answer without reasoning has no tags.
     """
 
@@ -124,6 +131,7 @@ class ReasoningFormat:
     is_implied: bool = False
     label: str = ""
     answer: tuple[str, str] | None = None
+    special: tuple[str, ...] = ()
     has_bare_answers: bool = False
 
 
@@ -138,12 +146,18 @@ REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
     "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
     "hunyuan_a13b": ReasoningFormat("<think>", "</think>", answer=("<answer>", "</answer>")),
     "cohere_command3": ReasoningFormat(
-        "<|START_THINKING|>", "<|END_THINKING|>", answer=("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+        "<|START_THINKING|>",
+        "<|END_THINKING|>",
+        special=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    ),
+    "apriel": ReasoningFormat(
+        "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", answer=("", "[END FINAL RESPONSE]")
     ),
 }
-"""vLLM's parsers have the same names, as above."""
+"""vLLM's parsers have the same names, as above; `apriel` is SGLang's."""
 
 REASONING_MARKS: Final = (
+    (("[BEGIN FINAL RESPONSE]",), "apriel"),
     (("</think>", "<\N{FULLWIDTH VERTICAL LINE}Assistant\N{FULLWIDTH VERTICAL LINE}>"), "deepseek_r1"),
     (("</think>", "<response></response>"), "granite33"),
     (("</think>", "</answer>"), "hunyuan_a13b"),

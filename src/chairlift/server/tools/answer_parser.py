@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import secrets
 import string
 from abc import ABC, abstractmethod
@@ -147,6 +149,13 @@ class MarkerParser(AnswerParser):
         if text:
             self._written.append(text)
             self._add_call_delta(None, None, text)
+
+    def _has_whole_arguments(self) -> bool:
+        """Whether the arguments of the last call are JSON."""
+        with contextlib.suppress(ValueError, RecursionError):
+            json.loads("".join(self._written))
+            return True
+        return False
 
     def _complete_arguments(self) -> None:
         """Complete the arguments of the last call if they break off."""

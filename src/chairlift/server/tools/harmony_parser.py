@@ -7,7 +7,6 @@ from typing import Final
 
 from chairlift.grammar.answer_start import overlap
 from chairlift.server.tools.answer_parser import DeltaMessage, MarkerParser
-from chairlift.server.tools.literal_scanners import JsonCallScanner
 from chairlift.structured_outputs import Reasoning
 
 START: Final = "<|start|>"
@@ -29,7 +28,7 @@ RECIPIENT: Final = re.compile(r"\bto=functions\.([\w.:-]+)")
 
 class HarmonyParser(MarkerParser):
     """Returns messages of the channel analysis as reasoning, those to a known function as tool calls, and others as
-    content. Text outside of messages is content too.
+    content. Text outside of messages is content too. Arguments are returned as they are written.
 
     Args:
         has_reasoning: whether the channel analysis is reasoning; otherwise it is content.
@@ -40,7 +39,7 @@ class HarmonyParser(MarkerParser):
         self._has_reasoning = has_reasoning
         self._is_first = True
         self._part = "content"
-        self._scanner = JsonCallScanner()
+        self._space = ""  # The end of the reasoning, which more reasoning may follow.
 
     def finish(self, is_complete: bool = False) -> DeltaMessage:
         held = self._take_held()
@@ -75,8 +74,6 @@ class HarmonyParser(MarkerParser):
         if recipient is not None and recipient[1] in self._names:
             self._part = "call"
             self._begin_call(recipient[1])
-            self._scanner = JsonCallScanner()
-            self._scanner.feed('"name": "_", "arguments": ')
         elif channel.startswith("analysis") and self._has_reasoning:
             self._part = "reasoning"
         else:
@@ -98,11 +95,8 @@ class HarmonyParser(MarkerParser):
         if self._part == "content":
             self._piece.content += text
         elif self._part == "reasoning":
-            self._piece.reasoning += text
+            text = self._space + text
+            self._piece.reasoning += (shown := text.rstrip())
+            self._space = text[len(shown) :]
         else:
-            num_taken = self._scanner.feed(text)
-            self._add_arguments(self._scanner.take_arguments())
-            if self._scanner.is_broken:
-                self._complete_arguments()
-                self._part = "content"
-                self._piece.content += text[num_taken:]
+            self._add_arguments(text)

@@ -1,4 +1,4 @@
-"""Scanners of calls whose arguments are literals of JSON, Python or Gemma, which they convert to valid JSON."""
+"""Scanners of calls whose arguments are literals of JSON or Gemma, which they convert to valid JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-NAME: Final = re.compile(r"[A-Za-z_][\w.-]{0,127}")
+NAME: Final = re.compile(r"[A-Za-z_][\w.:-]{0,127}")
 STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
 CONSTANTS: Final = {"None": "null", "True": "true", "False": "false", "null": "null", "true": "true", "false": "false"}
 PLAIN_ESCAPES: Final = "\\'\"/"
@@ -29,6 +29,7 @@ class CallScanner:
         name: the name of the function; None until it is known that its arguments follow.
         is_done: the end of the call was read.
         is_broken: the text is not a call. The character that shows it is not consumed.
+        has_arguments: the beginning of the arguments was read.
     """
 
     _read: Callable[[str], None]
@@ -38,12 +39,13 @@ class CallScanner:
         self.name: str | None = None
         self.is_done = False
         self.is_broken = False
+        self.has_arguments = False
         self._arguments = ""
 
     def feed(self, text: str) -> int:
         """Read text and return the number of consumed characters; fewer than all if the call ends or breaks."""
         for position, character in enumerate(text):
-            if self.is_done:
+            if self.is_done or self.is_broken:
                 return position
             self._read(character)
             if self.is_broken:
@@ -61,36 +63,24 @@ class CallScanner:
 
 @dataclass(frozen=True, slots=True)
 class LiteralSyntax:
-    """How literals are written.
+    """How literals are written. Keys may be words without quotes, and a word that is no constant or number is a string.
 
     Attributes:
         quotes: the texts that open a string and close it again, with different first characters.
-        closings: opening bracket -> closing bracket.
         word_character: the characters of numbers, constants and bare words.
-        has_escapes: a backslash in a string begins an escape sequence.
-        has_bare_words: keys may be words without quotes, and a value that is no constant or number is a string.
-        is_json: white space and escapes are kept, so that the arguments are spelled as in the answer.
-        prefix, opening, equals: what a call has before and after its name, and after the names of arguments.
+        is_json: strings have escapes; white space and escapes are kept, so that arguments are spelled as in the answer.
     """
 
     quotes: tuple[str, ...]
-    closings: dict[str, str]
     word_character: re.Pattern[str]
-    has_escapes: bool
-    has_bare_words: bool
     is_json: bool = False
-    prefix: str = ""
-    opening: str = "("
-    equals: str = "="
 
 
-PYTHON: Final = LiteralSyntax(("'", '"'), {"[": "]", "(": ")", "{": "}"}, re.compile(r"[\w.+-]"), True, False)
-GEMMA: Final = LiteralSyntax(
-    ('<|"|>',), {"[": "]", "{": "}"}, re.compile(r"[^,:{}\[\]\s]"), False, True, False, "call:", "{", ":"
-)
+BRACKETS: Final = {"[": "]", "{": "}"}
+GEMMA: Final = LiteralSyntax(('<|"|>',), re.compile(r"[^,:{}\[\]\s]"))
 FUNCTION_GEMMA: Final = replace(GEMMA, quotes=("<escape>",))
 WORD: Final = re.compile(r"""[^,:{}\[\]\s"']""")
-JSON: Final = replace(PYTHON, closings=GEMMA.closings, word_character=WORD, has_bare_words=True, is_json=True)
+JSON: Final = LiteralSyntax(("'", '"'), WORD, is_json=True)
 """JSON as models write it: also with constants of Python, words without quotes, and commas at the end of lists."""
 
 
@@ -100,8 +90,7 @@ class LiteralScanner(CallScanner):
     def __init__(self, syntax: LiteralSyntax) -> None:
         super().__init__()
         self.syntax = syntax
-        self._call_depth = 0  # The number of brackets around the arguments of a call that are keys without quotes.
-        self._token = self._function = ""
+        self._token = ""
         self._closings: list[str] = []
         self._separator = ""  # What is written before the next value: a comma or colon, and space.
         self._quote = self._escapes = ""
@@ -114,7 +103,7 @@ class LiteralScanner(CallScanner):
             self.feed(" ")
 
     def _in_object(self) -> bool:
-        return self._closings[-1] == "}" or len(self._closings) == self._call_depth
+        return self._closings[-1] == "}"
 
     def _before_value(self, character: str) -> None:
         """Read the first character of a value or of a key of an object, or the end of the brackets around it."""
@@ -129,7 +118,7 @@ class LiteralScanner(CallScanner):
         self._token = ""
         if quotes:
             self._quote, self._read = quotes[0], self._in_opening_quote
-        elif character in self.syntax.closings and not self._is_key:
+        elif character in BRACKETS and not self._is_key:
             self._open_bracket(character)
             return
         else:
@@ -137,8 +126,8 @@ class LiteralScanner(CallScanner):
         self._read(character)
 
     def _open_bracket(self, bracket: str) -> None:
-        self._write("[" if bracket == "(" else bracket)
-        self._closings.append(self.syntax.closings[bracket])
+        self._write(bracket)
+        self._closings.append(BRACKETS[bracket])
         self._read = self._before_value
 
     def _close_bracket(self, bracket: str) -> None:
@@ -175,7 +164,7 @@ class LiteralScanner(CallScanner):
                 self._write_character("")
             self._arguments += '"'
             self._read = self._after_value
-        elif self._token == "\\" and self.syntax.has_escapes:
+        elif self._token == "\\" and self.syntax.is_json:
             self._read = self._in_escape
         else:
             while not self._quote.startswith(self._token):
@@ -190,7 +179,9 @@ class LiteralScanner(CallScanner):
             self._write_character(text, self._token if kind in JSON_ESCAPES else "")
             self._token, self._read = "", self._in_string
         elif digits and digits[-1] not in "0123456789abcdefABCDEF":
-            self.is_broken = True
+            self._write_character(self._token[:-1])
+            self._token, self._read = "", self._in_string
+            self._read(character)
         elif len(digits) == HEX_ESCAPES[kind]:
             code = int(digits, 16)
             if 0xDC00 <= code < 0xE000 and self._surrogate:
@@ -213,13 +204,11 @@ class LiteralScanner(CallScanner):
         self._arguments += lost + spelling
 
     def _in_word(self, character: str) -> None:
-        is_name = self._is_key and len(self._closings) == self._call_depth
-        may_be_word = self.syntax.has_bare_words or is_name or not self._is_key
-        if may_be_word and self.syntax.word_character.fullmatch(character):
+        if self.syntax.word_character.fullmatch(character):
             self._token += character
             return
         value = None if self._is_key else literal(self._token)
-        if value is None and (self.syntax.has_bare_words or is_name) and self._token:
+        if value is None and self._token:
             value = json.dumps(self._token)
         if value is None:
             self.is_broken = True
@@ -234,8 +223,7 @@ class LiteralScanner(CallScanner):
             return
         space = "" if self.syntax.is_json else " "
         if self._is_key:
-            equals = self.syntax.equals if len(self._closings) == self._call_depth else ":"
-            self.is_broken = character != equals
+            self.is_broken = character != ":"
             self._separator += ":" + space
             self._is_key, self._read = False, self._before_value
         elif character == ",":
@@ -258,7 +246,7 @@ class JsonCallScanner(LiteralScanner):
         self._closings = ["}"]
         self._num_wrappers = 1
         self._key = self._name = self._result = ""
-        self._has_arguments = self._is_in_arguments = False
+        self._is_in_arguments = False
         self._read = self._before_value
 
     def take_arguments(self) -> str:
@@ -270,12 +258,12 @@ class JsonCallScanner(LiteralScanner):
         is_wrapper = is_member and self._key == "function" and bracket == "{"
         if is_wrapper:
             self._num_wrappers += 1
-        elif is_member and self._key in ARGUMENT_KEYS and not self._has_arguments:
+        elif is_member and self._key in ARGUMENT_KEYS and not self.has_arguments:
             if bracket != "{":
                 self.is_broken = True
                 return
             self._separator = ""
-            self._has_arguments = self._is_in_arguments = True
+            self.has_arguments = self._is_in_arguments = True
             self.name = self._name or None
         super()._open_bracket(bracket)
         if is_wrapper:
@@ -290,9 +278,7 @@ class JsonCallScanner(LiteralScanner):
             self.is_done = not self._closings
             self._arguments = ""
         if self.is_done:
-            self.name = self._name or None
-            self.is_broken = self.name is None
-            self._result += "" if self._has_arguments else "{}"
+            self.is_broken = not (self._name and self.has_arguments)
 
     def _after_value(self, character: str) -> None:
         if len(self._closings) == self._num_wrappers and (text := super().take_arguments().strip(" ,:\t\r\n")):
@@ -308,51 +294,49 @@ class JsonCallScanner(LiteralScanner):
         """Take a name, or arguments that are no object."""
         if self._key in NAME_KEYS:
             self._name = str(value)
-        elif self._key in ARGUMENT_KEYS and not self._has_arguments:
+        elif self._key in ARGUMENT_KEYS and not self.has_arguments:
             scanner = JsonCallScanner()
             if value in (None, "") or (isinstance(value, str) and value.lstrip().startswith("{")):
                 scanner.feed(f'"name": "_", "arguments": {value or "{}"}}}')
-            self._has_arguments, self.is_broken = True, not scanner.is_done or scanner.is_broken
+            self.has_arguments, self.is_broken = True, not scanner.is_done or scanner.is_broken
             self._result = scanner.take_arguments()
-        if self._name and self._has_arguments and not self.is_broken:
+        if self._name and self.has_arguments and not self.is_broken:
             self.name = self._name
 
 
 def completion(text: str) -> str:
-    """The text that completes JSON arguments which break off."""
+    """The text that completes JSON arguments which break off in a string or after a value; empty for others."""
     if not text:
         return "{}"
     rest, quote, _ = STRING.sub("", text).partition('"')
     closings = ""
     for character in re.sub(r"[^\[\]{}]", "", rest):
         closings = closings[1:] if character in "}]" else ("}" if character == "{" else "]") + closings
-    for value in ("", ": null", "null"):  # The text may end after a key or a colon.
-        candidate = quote + value + closings
-        with contextlib.suppress(ValueError, RecursionError):
-            json.loads(text + candidate)
-            return candidate
+    with contextlib.suppress(ValueError, RecursionError):
+        json.loads(text + quote + closings)
+        return quote + closings
     return ""
 
 
 class LiteralCallScanner(LiteralScanner):
-    """Reads `name(key=value, ...)` of Python or `call:name{key:value,...}` of Gemma. The name is known when the first
-    argument or the end shows that it is a call."""
+    """Reads `call:name{key:value,...}`. The name is known at the first argument or the end, where it is certain."""
+
+    PREFIX = "call:"
 
     def __init__(self, syntax: LiteralSyntax) -> None:
         super().__init__(syntax)
-        self._call_depth = 1
+        self._function = ""
         self._read = self._in_name
 
     def _in_name(self, character: str) -> None:
-        prefix, name = self.syntax.prefix, self._token.removeprefix(self.syntax.prefix)
-        if character == self.syntax.opening and name and self._token.startswith(prefix):
+        name = self._token.removeprefix(self.PREFIX)
+        if character == "{" and name and self._token.startswith(self.PREFIX):
             self._function = name
             self._open_bracket(character)
-            self._arguments = "{"
             return
         self._token += character
-        is_name = self._token.startswith(prefix) and NAME.fullmatch(self._token.removeprefix(prefix))
-        self.is_broken = not (prefix.startswith(self._token) or is_name)
+        is_name = self._token.startswith(self.PREFIX) and NAME.fullmatch(self._token.removeprefix(self.PREFIX))
+        self.is_broken = not (self.PREFIX.startswith(self._token) or is_name)
 
     def _after_value(self, character: str) -> None:
         super()._after_value(character)

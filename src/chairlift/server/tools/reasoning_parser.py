@@ -37,9 +37,9 @@ class ReasoningParser(MarkerParser):
         held = "".join(self._undecided) + self._take_held()
         if self._undecided and is_complete:
             answer = DeltaMessage.joined([*self._rest.feed_parts(held.lstrip("\n")), self._rest.finish(is_complete)])
-            return answer if answer.tool_calls else DeltaMessage(reasoning=held)
+            return answer if answer.tool_calls else DeltaMessage(reasoning=held.rstrip())
         if self._undecided or self._advance in (self._after_opening, self._in_reasoning):
-            return DeltaMessage(reasoning=held)
+            return DeltaMessage(reasoning=held.rstrip())
         rest = held.lstrip("\n") if self._advance == self._after_closing else held
         return DeltaMessage.joined([self._rest.feed(rest), self._rest.finish(is_complete)])
 
@@ -76,9 +76,9 @@ class ReasoningParser(MarkerParser):
 
     def _in_reasoning(self) -> bool:
         text, marker = self._take_until((self._form.closing, *self._openings))
-        reasoning = text.rstrip("\n")
+        reasoning = text.rstrip()
         self._piece.reasoning += reasoning
-        if marker is None:  # Line breaks before the closing tag are not part of the reasoning.
+        if marker is None:  # White space before the closing tag are not part of the reasoning.
             self._held = text[len(reasoning) :] + self._held
             return False
         self._advance = self._after_closing
@@ -92,7 +92,7 @@ class ReasoningParser(MarkerParser):
         self._undecided.append(text)
         if closing is None:
             return False
-        self._piece.reasoning += "".join(self._undecided).rstrip("\n")
+        self._piece.reasoning += "".join(self._undecided).rstrip()
         self._undecided, self._advance = [], self._after_closing
         return True
 
@@ -106,6 +106,25 @@ class ReasoningParser(MarkerParser):
     def _in_answer(self) -> bool:
         self._piece = DeltaMessage.joined([self._piece, self._rest.feed(self._take_held())])
         return False
+
+
+class SpecialTagParser(MarkerParser):
+    """Removes tags that are special tokens wherever they occur, and parses the other text with another parser."""
+
+    def __init__(self, tags: tuple[str, ...], new_rest: Callable[[], AnswerParser]) -> None:
+        super().__init__(self._in_text)
+        self._tags, self._rest = tags, new_rest()
+
+    def feed(self, text: str) -> DeltaMessage:
+        return self._rest.feed(super().feed(text).content)
+
+    def finish(self, is_complete: bool = False) -> DeltaMessage:
+        return DeltaMessage.joined([self._rest.feed(self._take_held()), self._rest.finish(is_complete)])
+
+    def _in_text(self) -> bool:
+        text, tag = self._take_until(self._tags)
+        self._piece.content += text
+        return tag is not None
 
 
 class AnswerTagParser(MarkerParser):

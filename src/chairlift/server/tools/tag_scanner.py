@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from chairlift.server.tools.literal_scanners import PYTHON, CallScanner, LiteralCallScanner
+from chairlift.server.tools.literal_scanners import NUMBER, CallScanner
+from chairlift.server.tools.python_calls import python_value
 
 NAME: Final = re.compile(r"[\w.:-]{1,128}")
-DIGITS: Final = re.compile(r"\s*(?:\+|-?0\d|\d+_)")  # A code or a telephone number, which as a number loses characters.
 KIND_NAMES: Final = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 Kinds = Mapping[str, frozenset[str]]
 """The permitted types of each argument of a tool, by the names of JSON Schema; empty if they are not known."""
@@ -45,9 +45,14 @@ class TagCallScanner(CallScanner):
         return start
 
     def finish(self, text: str) -> None:
+        """End an argument that the end of the answer or of the call follows; other text makes the arguments no JSON."""
         key = re.match(self._tags.key, text)
-        if key and not self._read_element(text.rstrip() + self._tags.end) and self._kinds_of(key[1]) == {"string"}:
+        if key and self._read_element(text.rstrip() + self._tags.end):
+            return
+        if key and self._kinds_of(key[1]) == {"string"}:
             self._write_argument(key[1], json.dumps(text[key.end() :], ensure_ascii=False)[:-1])
+        elif not self._tags.end.startswith(text.strip()):
+            self._arguments += text
 
     def _read_element(self, text: str) -> int:
         """Read the name, an argument, white space or the end; return the number of characters, 0 if more are needed."""
@@ -82,21 +87,32 @@ class TagCallScanner(CallScanner):
 
 
 def typed_json(text: str, kinds: frozenset[str]) -> str:
-    """A value as JSON: of one of these types if the text can be read so, or else a string."""
-    scanner = LiteralCallScanner(PYTHON)
-    is_text = kinds == {"string"} or ((not kinds or "string" in kinds) and DIGITS.match(text))
-    if not is_text and scanner.feed(call := f"_(_={text.strip()})") == len(call) and scanner.is_done:
-        with contextlib.suppress(ValueError, RecursionError):
-            (value,) = json.loads(scanner.take_arguments()).values()
-            if "string" not in kinds or (not isinstance(value, str) and _kinds_of_value(value) & kinds):
-                return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    """A value as JSON: of one of these types if the text can be read so, or else a string.
+
+    If it may be a string, or if no type is declared, only what is written like JSON is another value.
+    """
+    written = text.strip()
+    with contextlib.suppress(ValueError):
+        read = text if kinds == {"string"} else python_value(written)
+        is_permitted = not kinds or bool(_kinds_of_value(read) & kinds)
+        is_value = not isinstance(read, str) and is_permitted and _is_like_json(read, written)
+        value = read if is_value or (kinds and "string" not in kinds) else text
+        if isinstance(value, (int, float)) and NUMBER.fullmatch(written):
+            return written
+        return json.dumps(value, ensure_ascii=False)
     return json.dumps(text, ensure_ascii=False)
+
+
+def _is_like_json(value: Any, text: str) -> bool:
+    """Whether JSON writes such a value in this form: a number of a telephone, a tuple and a set are text."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return NUMBER.fullmatch(text) is not None
+    return text.startswith("[" if isinstance(value, list) else "{" if isinstance(value, dict) else "")
 
 
 def _kinds_of_value(value: Any) -> set[str]:
     kind = KIND_NAMES.get(type(value), "null")
-    is_whole = kind == "number" and value.is_integer()
-    return {kind, "number"} if kind == "integer" else {kind, "integer"} if is_whole else {kind}
+    return {kind, "number"} if kind == "integer" else {kind}
 
 
 def argument_kinds(parameters: Mapping[str, Any] | None) -> Kinds:

@@ -69,7 +69,7 @@ class CallGrammar:
         rules.append(f"opened: ({' | '.join(bodies)}) {closing}")
         several = "+" if self._is_parallel else ""
         starts = [f"opened{several} {'TEXT' if has_text else ''}"]
-        starts += [f"SPACE {self._list() if form.is_list or form.literals else 'call'}"] if form.is_bare else []
+        starts += [f"SPACE {self._list() if form.is_list or form.is_python else 'call'}"] if form.is_bare else []
         starts += [before] if before else []
         return self._grammar([f"start: {' | '.join(starts)}", TEXT, OTHER, SPACE, *rules], form.keys)
 

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from chairlift.loading.text.marked_text import MarkedText, join_marked, template_text
 from chairlift.server.tools.answer_formats import TOOL_CALL_FORMATS, CallFormat
-from chairlift.server.tools.literal_scanners import PYTHON
 
 INSTRUCTIONS: Final = template_text("""You can call functions. These are there, each described by a JSON schema:
 <tools>
@@ -81,7 +80,7 @@ def with_written_calls(message: dict[str, Any], form: CallFormat) -> dict[str, A
     calls = message.get("tool_calls")
     if not calls:
         return message
-    write = _python_call if form.is_list and form.literals == PYTHON else partial(json.dumps, ensure_ascii=False)
+    write = _python_call if form.is_list and form.is_python else partial(json.dumps, ensure_ascii=False)
     functions = [write(call["function"]) for call in calls]
     texts = [CALL % function for function in functions]
     if form.is_list:
