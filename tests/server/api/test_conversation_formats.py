@@ -16,7 +16,7 @@ from chairlift.server.preparation import conversation
 from chairlift.server.preparation.conversation import ChatPlan
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.tools.answer_parser import DeltaMessage
-from support.call_templates import COHERE, DEEPSEEK_V3, DEEPSEEK_V31, HUNYUAN, PLAIN_LFM2, START
+from support.call_templates import APRIEL, COHERE, DEEPSEEK_V3, DEEPSEEK_V31, HUNYUAN, PLAIN_LFM2, START
 from support.case_loop import loop_over
 from support.chat_templates import TEMPLATES
 
@@ -33,8 +33,11 @@ DECLARED = "{'name': 'get_weather', 'description': 'Weather', 'parameters': "
 
 
 def plan(template: str, **fields: Any) -> ChatPlan:
-    body = {"messages": CONVERSATION, "tools": [TOOL], **fields}
-    return planner(template).plan(ChatCompletionRequest.model_validate(body))
+    return planner(template).plan(plan_body(**fields))
+
+
+def plan_body(**fields: Any) -> ChatCompletionRequest:
+    return ChatCompletionRequest.model_validate({"messages": CONVERSATION, "tools": [TOOL], **fields})
 
 
 def parse_answer(plan: ChatPlan, text: str) -> DeltaMessage:
@@ -190,10 +193,16 @@ def test_tags_around_an_answer_are_removed_with_and_without_reasoning() -> None:
         (plan(HUNYUAN, chat_template_kwargs={"enable_thinking": False}), "<answer>\nYes.\n</answer>", ""),
         (plan(COHERE), "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>", "Hm."),
         (plan(COHERE), "<|START_RESPONSE|>Yes.<|END_RESPONSE|>", ""),
+        (plan(COHERE), "<|START_THINKING|>Hm.<|END_THINKING|><|START_TEXT|>Yes.<|END_TEXT|>", "Hm."),
+        (plan(COHERE), "<|START_TEXT|>Yes.<|END_TEXT|>", ""),
+        (plan(COHERE, tool_choice="none"), "<|START_TEXT|>Yes.<|END_TEXT|>", ""),
+        (plan(APRIEL), "Hm. \n[BEGIN FINAL RESPONSE]\nYes.\n[END FINAL RESPONSE]\n", "Hm."),
     ]
     for planned, answer, reasoning in answers:
         parsed = parse_answer(planned, answer)
         assert (parsed.content, parsed.reasoning) == ("Yes.", reasoning)
+    tags = planner(COHERE, reasoning_parser="none").plan(plan_body())
+    assert parse_answer(tags, "<|START_TEXT|>Yes.<|END_TEXT|>").content == "Yes."
     granite = plan(f"{START}{{% endfor %}}{{# </think> <response></response> #}}")
     assert parse_answer(granite, "<response><a/></response>").content == "<response><a/></response>"
     assert parse_answer(granite, "<think>Hm.</think><response>\nYes.\n</response>").content == "Yes."

@@ -14,12 +14,16 @@ from openai.types.responses import Response
 from pydantic import ValidationError
 
 from chairlift.errors import RequestError
+from chairlift.outputs import TokenLogprobs
+from chairlift.server.api.item_call import AnswerItem, ItemCall
 from chairlift.server.api.routes import LARGE_BODY
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.response_tools import CUSTOM_ARGUMENT
 from chairlift.server.protocol.responses import ResponsesRequest
 from chairlift.server.protocol.tools import AllowedToolsChoice, selected_tools
 from chairlift.server.protocol.validation_errors import validation_problem
+from chairlift.server.tools.answer_formats import TOOL_CALL_FORMATS
+from chairlift.server.tools.tool_parser import ToolParser
 from support.running_server import RunningServer
 
 Row = dict[str, Any]
@@ -344,3 +348,38 @@ def test_reasoning_is_also_a_summary(api_server: RunningServer) -> None:
     done = next(event for event in events if event["type"] == "response.reasoning_summary_part.done")
     assert "".join(deltas) == done["part"]["text"] == item["content"][0]["text"]
     assert {event["summary_index"] for event in events if "reasoning_summary" in event["type"]} == {0}
+
+
+class TextsOfItems(ItemCall[Any]):
+    """Collects items without a server."""
+
+    def __init__(self) -> None:
+        self.ended_items, self.open_item = [], None
+
+    def item_start(self, item: AnswerItem) -> bytes:
+        return b""
+
+    def item_delta(self, item: AnswerItem, text: str, positions: list[TokenLogprobs]) -> bytes:
+        return text.encode()
+
+    def item_end(self, item: AnswerItem) -> bytes:
+        return b""
+
+    def closing(self) -> bytes:
+        return b""
+
+    def finished(self) -> None:
+        self.end("completed")
+
+
+def test_a_message_after_a_call_begins_without_a_line_break() -> None:
+    parser = ToolParser(TOOL_CALL_FORMATS["hermes"], frozenset("f"))
+    items = TextsOfItems()
+    for character in 'A\n\n<tool_call>{"name": "f", "arguments": {}}</tool_call>\n\nB\nC':
+        items._write_parts(parser.feed(character), [])
+    items.finished()
+    assert [(item.kind, item.text) for item in items.ended_items] == [
+        ("message", "A"),
+        ("function_call", "{}"),
+        ("message", "B\nC"),
+    ]

@@ -98,9 +98,11 @@ class ItemCall(GeneratingCall[Fields, ChatPlan]):
         return events
 
     def _append(self, kind: Literal["reasoning", "message"], text: str, positions: list[TokenLogprobs]) -> bytes:
-        is_open = self.open_item is not None and self.open_item.kind == kind
-        events = b"" if is_open else self.start(AnswerItem(kind))
-        return events + self.extend(text, positions)
+        if self.open_item is not None and self.open_item.kind == kind:
+            return self.extend(text, positions)
+        is_after_call = self.open_item is not None and self.open_item.kind != "reasoning"
+        events = self.start(AnswerItem(kind))
+        return events + self.extend(text.lstrip("\n") if is_after_call else text, positions)
 
     def extend(self, text: str, positions: list[TokenLogprobs]) -> bytes:
         """Append text to the open item, with the logprobs of its tokens."""

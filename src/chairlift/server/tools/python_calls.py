@@ -16,6 +16,7 @@ HEAD: Final = re.compile(rf"{SPACE}({NAME.pattern})\(")
 KEY: Final = re.compile(rf"{SPACE}([\w.+-]{{1,128}}){SPACE}=(?!=){SPACE}")
 COMMA: Final = re.compile(rf"{SPACE},")
 CALL_END: Final = re.compile(rf"{SPACE}\)")
+END: Final = re.compile(rf"{SPACE}(?:#[^\n]*)?\Z")
 LIST_END: Final = re.compile(rf"{SPACE}(?:,{SPACE})?\]\s*\Z")
 STRING: Final = re.compile(
     r"""(\b[rRuUbBfF]{1,2})?('''(?:[^\\]|\\.)*?'''|\"""(?:[^\\]|\\.)*?\"""|'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")""",
@@ -35,13 +36,13 @@ JSON_CONSTANTS: Final = {"null": None, "true": True, "false": False}
 
 
 class PythonCallScanner(CallScanner):
-    """Finds the end of a call, or of a list of calls, while it is generated."""
+    """Finds the end of calls while they are generated: of a list, or before other text than a call."""
 
     def __init__(self, names: frozenset[str]) -> None:
         super().__init__()
         self._names, self._name = names, ""
         self._closings: list[str] = []
-        self._is_list = False
+        self._is_list = self._has_calls = False
         self._quote, self._num_quotes = "", 0
         self._read = self._outside_call
 
@@ -49,18 +50,18 @@ class PythonCallScanner(CallScanner):
         if NAME.fullmatch(self._name + character):
             self._name += character
         elif character == "(" and self._name in self._names:
-            self._name, self._read = "", self._in_call
+            self._name, self._read, self._has_calls = "", self._in_call, True
             self._closings.append(")")
-        elif character == "[" and not self._closings and not self._name:
+        elif character == "[" and not self._has_calls and not self._is_list and not self._name:
             self._is_list = True
             self._closings.append("]")
-        elif self._name or not self._closings:
+        elif self._name:
             self.is_broken = True
         elif character == "#":
             self._read = self._in_comment
         else:
-            self.is_done = character == "]"
-            self.is_broken = not (self.is_done or character == "," or character.isspace())
+            self.is_done = self._is_list and character == "]"
+            self.is_broken = not (self.is_done or character.isspace() or (self._is_list and character == ","))
 
     def _in_call(self, character: str) -> None:
         if character in "'\"":
@@ -71,7 +72,6 @@ class PythonCallScanner(CallScanner):
             self.is_broken = self._closings[-1] != character
             if not self.is_broken:
                 self._closings.pop()
-                self.is_done = not self._closings
                 self._read = self._outside_call if len(self._closings) == self._is_list else self._in_call
         elif character == "#":
             self._read = self._in_comment
@@ -108,7 +108,7 @@ def python_calls(text: str, has_raw_strings: bool = False) -> list[tuple[str, st
     """The names of calls, and their arguments as JSON.
 
     Args:
-        text: a call `name(key=value, ...)`, or a list of calls.
+        text: calls `name(key=value, ...)`, or a list of calls.
         has_raw_strings: strings of a text that is not Python are read as `RAW_STRING`.
 
     Raises:
@@ -135,11 +135,10 @@ class _CallReader:
         self._text, is_list = text, text.startswith("[")
         self._at = int(is_list)
         found = [self._call()]
-        while is_list and not LIST_END.match(text, self._at):
-            self._skip(COMMA)
+        while not (LIST_END if is_list else END).match(text, self._at):
+            if is_list:
+                self._skip(COMMA)
             found.append(self._call())
-        if not is_list and self._at != len(text):
-            raise SyntaxError("text after a call")
         return found
 
     def _skip(self, pattern: re.Pattern[str]) -> re.Match[str]:
