@@ -202,9 +202,9 @@ def test_arguments_that_break_off_are_completed_if_the_model_ended_the_answer(te
         ('{"a": [1, {"b"', '{"a": [1, {"b"'),
         ('{"a": ', '{"a"'),
         ('{"a": tr', '{"a"'),
-        ('{"a": "x" "y"}} and', '{"a": "x""y"}} and'),
+        ('{"a": "x" "y"}} and', '{"a": "x" "y"}} and'),
         ("{\"a\": '''x'''}}", "{\"a\": \"\"'x'''}}"),
-        ('{"a": "\\uZZ" 1}}', '{"a": "\\\\uZZ"1}}'),
+        ('{"a": "\\uZZ" 1}}', '{"a": "\\\\uZZ" 1}}'),
     ],
 )
 def test_arguments_that_are_not_read_whole_are_never_those_of_another_call(text: str, arguments: str) -> None:

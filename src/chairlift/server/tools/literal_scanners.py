@@ -233,6 +233,7 @@ class LiteralScanner(CallScanner):
             self._close_bracket(character)
         else:
             self.is_broken = True
+            self._write("")  # The space before the character.
 
 
 class JsonCallScanner(LiteralScanner):
