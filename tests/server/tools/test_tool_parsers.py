@@ -12,13 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.server.tools.answer_formats import (
     FORCED_CALLS,
     REASONING_FORMATS,
     TOOL_CALL_FORMATS,
-    reasoning_format,
-    tool_call_format,
 )
 from chairlift.server.tools.answer_parser import (
     CHARACTERS_PER_FEED,
@@ -481,47 +478,3 @@ def test_options_of_messages_in_channels() -> None:
     call = f"{WEATHER_HEADER}{WEATHER[1]}<|call|>"
     assert read(HarmonyParser(NAMES, max_calls=1), [call + call])[2] == [WEATHER]
     assert read(HarmonyParser(NAMES, has_reasoning=False), [ANALYSIS + FINAL]) == ("Hm.Yes.", "", [])
-
-
-def test_the_call_format_is_derived_from_the_chat_template() -> None:
-    expected = {
-        "[TOOL_CALLS]": "mistral",
-        "Environment: ipython <|python_tag|>": "llama3_json",
-        "ipython [func_name1(params_name1=params_value1)]": "pythonic",
-        "<tool_call> <function=NAME> <parameter=KEY>": "qwen3_coder",
-        "<tool_call>NAME <arg_key>": "glm45",
-        "<|im_system|>tool_declare": "kimi_k2",
-        "<|tool|>": "phi4_mini_json",
-        "{% set prompt = 'List of tools: [' %} <|im_start|>system": "lfm2",
-        "<|start_of_role|> <|tool_call|>": "granite",
-        "<|start_of_role|> <tool_call>": "hermes",
-    }
-    assert {text: tool_call_format("auto", text) for text in expected} == {
-        text: TOOL_CALL_FORMATS[name] for text, name in expected.items()
-    }
-    assert tool_call_format("auto", None) is TOOL_CALL_FORMATS["hermes"]
-
-
-def test_the_reasoning_format_is_derived_from_the_chat_template() -> None:
-    expected = {
-        "<\uff5cAssistant\uff5c><think> </think>": "deepseek_r1",
-        "<\uff5cAssistant\uff5c>{% if not thinking %}</think>{% else %}<think>{% endif %}": "qwen3",
-        "<\uff5cAssistant\uff5c></think>{# thinking #}": "deepseek_r1",
-        "<think> </think>": "qwen3",
-        "<|channel>thought <channel|>": "gemma4",
-        "[THINK] [/THINK]": "mistral",
-        "write 'Here is my thought process:'": "granite",
-        "<think></think> <response></response>": "granite33",
-        "<think> </think> <tool_response> </response>": "qwen3",
-        "Here are my reasoning steps: [BEGIN FINAL RESPONSE] </think>": "apriel",
-        "'</think>' '</answer>'": "hunyuan_a13b",
-        "<\uff5chy_Assistant\uff5c>": "hunyuan_a13b",
-        "</seed:think>": "seed_oss",
-        "<|START_THINKING|><|END_THINKING|>": "cohere_command3",
-    }
-    assert {text: reasoning_format("auto", ChatTemplate(text, {})) for text in expected} == {
-        text: REASONING_FORMATS[name] for text, name in expected.items()
-    }
-    assert reasoning_format("auto", ChatTemplate("<\uff5cAssistant\uff5c>", {})) is None
-    assert reasoning_format("none", ChatTemplate("</think>", {})) is None
-    assert reasoning_format("auto", None) is None
