@@ -50,6 +50,10 @@ class RequestError(ChairliftError, ValueError):
         self.param, self.code = param, code
 
 
+class UnknownItemError(RequestError):
+    """A request refers to an item of an earlier response that is not stored."""
+
+
 class ContextLengthError(RequestError):
     """A prompt of `num_tokens` tokens, or of more if its text is not tokenized, is longer than `maximum` tokens."""
 

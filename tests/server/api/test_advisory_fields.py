@@ -36,7 +36,7 @@ FORCED = {"tools": [{"type": "function", "function": {"name": "f", "parameters":
         ("/v1/chat/completions", CHAT, {"store": False, "metadata": {}, "verbosity": "medium", "user": None}, None),
         ("/v1/chat/completions", CHAT, {"service_tier": "auto"}, None),
         ("/v1/completions", PROMPT, {"store": True, "metadata": {"a": "b"}}, "metadata, store"),
-        ("/v1/responses", INPUT, {"store": True, "truncation": "auto"}, "store, truncation"),
+        ("/v1/responses", INPUT, {"store": True, "truncation": "auto"}, "truncation"),
         ("/v1/responses", INPUT, {"metadata": {"a": "b"}, "truncation": "disabled"}, None),
         (
             "/v1/responses",

@@ -13,7 +13,7 @@ from api_model import check_type, raw
 from openai.types.responses import Response
 from pydantic import ValidationError
 
-from chairlift.errors import RequestError
+from chairlift.errors import RequestError, UnknownItemError
 from chairlift.outputs import TokenLogprobs
 from chairlift.server.api.item_call import AnswerItem, ItemCall
 from chairlift.server.api.routes import LARGE_BODY
@@ -202,7 +202,7 @@ def messages_of(*items: Row, **fields: Any) -> list[Row]:
 
 
 def test_a_reference_to_an_item_with_text_is_an_error() -> None:
-    with pytest.raises(RequestError, match=r"input\[1\] refers to the item 'msg_1', but responses are not stored"):
+    with pytest.raises(UnknownItemError, match=r"Item with id 'msg_1' not found"):
         to_chat(input=[HI, {"type": "item_reference", "id": "msg_1"}])
 
 

@@ -111,9 +111,8 @@ def chat(content: Any, role: str = "user", **fields: Any) -> dict[str, Any]:
         (EmbeddingRequest, {"input": "x", "max_tokens": 9}, "max_tokens is unknown or not supported: leave it out"),
         (
             ResponsesRequest,
-            {"input": "x", "previous_response_id": "resp_1"},
-            "previous_response_id is not supported: leave it out. Responses are not stored: send the whole "
-            "conversation.",
+            {"input": "x", "conversation": "conv_1"},
+            "conversation is not supported: leave it out. Conversations are not stored.",
         ),
         (
             ChatCompletionRequest,

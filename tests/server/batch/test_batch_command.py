@@ -49,7 +49,7 @@ LINES = [
     request_line("chat", url="/v1/chat/completions", messages=[{"role": "user", "content": "x"}], max_tokens=3, seed=1),
     request_line("several", prompt=["a", "b"], n=2, max_tokens=2, seed=5, logprobs=1),
     request_line("wrong field", prompt="a", colour="red"),
-    request_line("too long", prompt="a", max_tokens=10_000),
+    request_line("too long", prompt=[3] * 10_000),
     request_line("other model", prompt="a", model="other"),
 ]
 BAD = [

@@ -95,6 +95,12 @@ class ServerLimits:
         "Seconds until an idle connection is closed; more than the idle timeout of a load balancer, such as 60.",
         minimum=1,
     )
+    response_store_bytes: int = option(
+        16 << 20,
+        "Maximum size in bytes of the answers of /v1/responses that are kept for each key, for an hour after their "
+        "last use, so that later requests can refer to them. 0 keeps none.",
+        minimum=0,
+    )
     share_prefix_cache: bool = option(
         False,
         "Share cached prefixes between API keys. A key can then infer prompts of other keys from response times.",

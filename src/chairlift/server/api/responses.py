@@ -28,8 +28,8 @@ ITEM_NAMES: Final = {
 
 
 ECHOED: Final = (
-    "instructions", "max_output_tokens", "max_tool_calls", "prompt_cache_key", "prompt_cache_retention",
-    "safety_identifier", "user",
+    "instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key",
+    "prompt_cache_retention", "safety_identifier", "user",
 )  # fmt: skip
 """Fields of the request that the response repeats."""
 
@@ -71,12 +71,13 @@ class ResponsesCall(ItemCall[ResponsesRequest]):
         return "incomplete" if self.last.finish_reason == FinishReason.LENGTH else "completed"
 
     def finished(self) -> ResponseObject:
-        is_complete = self._status == "completed"
+        is_complete, output = self._status == "completed", list(map(_value, self.ended_items))
+        self.body.keep(self.id, output)
         return self._response(
             self._status,
             completed_at=int(time.time()) if is_complete else None,
             incomplete_details=None if is_complete else {"reason": "max_output_tokens"},
-            output=list(map(_value, self.ended_items)),
+            output=output,
             usage=self._usage(),
             timings=self.timings(),
         )

@@ -25,6 +25,7 @@ from chairlift.server.access.admission import AdmissionController, Permit
 from chairlift.server.access.call import Call, call_of
 from chairlift.server.api import chat, completions, messages, pooling, responses, tokenization
 from chairlift.server.api.endpoint import Endpoint
+from chairlift.server.api.response_store import ResponseStore
 from chairlift.server.http.error_responses import error_models
 from chairlift.server.http.streaming import cancel_on_disconnect, run_to_end
 from chairlift.server.models.model_manager import ModelManager
@@ -59,6 +60,7 @@ class EndpointCaller:
     def __init__(self, manager: ModelManager, admission: AdmissionController) -> None:
         self._manager = manager
         self._admission = admission
+        self._responses = ResponseStore(admission.limits.response_store_bytes)
         self._small_turn = asyncio.Lock()
         self._small_turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of each tenant
         self._large_thread = TenantThreads(1, "large-bodies")
@@ -78,6 +80,7 @@ class EndpointCaller:
     async def _respond(self, endpoint: Endpoint[Any], request: Request, call: Call, permit: Permit) -> Response:
         num_bytes = len(await request.body())
         body = await self._parse(endpoint.body, request, call)
+        num_bytes += body.read_stored(self._responses.of(call.key.tenant))
         with await self._manager.lease(endpoint.id_prefix, body, call) as lease, body.errors_with_own_names():
             if num_bytes <= SHORT_BODY:
                 plan = endpoint.plan(lease.service.planner, body)

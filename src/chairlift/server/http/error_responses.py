@@ -13,7 +13,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
-from chairlift.errors import ChairliftError, DeadlineError, EngineDeadError, OverloadedError, RequestError
+from chairlift.errors import (
+    ChairliftError,
+    DeadlineError,
+    EngineDeadError,
+    OverloadedError,
+    RequestError,
+    UnknownItemError,
+)
 from chairlift.server.protocol.base import ErrorBody, ErrorInfo
 from chairlift.server.protocol.messages import MessagesError
 
@@ -56,7 +63,8 @@ def error_info(error: Exception, *, is_admin: bool = False) -> tuple[int, ErrorI
     """The HTTP status and the error for an exception. Only an admin may read paths of the server, which the reason of a
     failure contains."""
     if isinstance(error, RequestError):
-        return 400, ErrorInfo(message=str(error), type="invalid_request_error", param=error.param, code=error.code)
+        info = ErrorInfo(message=str(error), type="invalid_request_error", param=error.param, code=error.code)
+        return 404 if isinstance(error, UnknownItemError) else 400, info
     if isinstance(error, DeadlineError):
         return 408, ErrorInfo(message=str(error), type="timeout_error", param="timeout", code="deadline_exceeded")
     if isinstance(error, EngineDeadError | OverloadedError):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Protocol, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError
@@ -75,6 +75,14 @@ KNOWN_FIELDS: Final[list[frozenset[str]]] = []
 """The names of the fields of each kind of object in requests, for suggestions."""
 
 
+class StoredItems(Protocol):
+    """The responses of one API key that are kept for later requests; see `api.response_store.KeptResponses`."""
+
+    def conversation(self, response_id: str) -> list[bytes]: ...
+    def item(self, item_id: str) -> bytes | None: ...
+    def add(self, response_id: str, previous: str | None, given: list[bytes], output: list[dict[str, Any]]) -> None: ...
+
+
 class RequestBody(BaseModel):
     """A JSON object in a request. Unknown fields are rejected, and types are not converted.
 
@@ -127,6 +135,11 @@ class RequestBody(BaseModel):
             yield
         except RequestError as error:
             raise self.own_error(error) from None
+
+    def read_stored(self, stored: StoredItems) -> int:
+        """Read the stored items to which the request refers; returns their bytes. Raises RequestError if a response is
+        not there."""
+        return 0
 
     def drop_content(self) -> None:
         """Set `content_fields` to None, because the body exists until the end of its call."""

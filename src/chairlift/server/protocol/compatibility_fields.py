@@ -109,13 +109,12 @@ class ChatCompatibilityFields(SamplingCompatibilityFields):
 
 
 class ResponsesCompatibilityFields(CompatibilityFields):
-    """Accepted by /v1/responses. The endpoint is stateless: the client sends the whole conversation."""
+    """Accepted by /v1/responses."""
 
     client_metadata: AnyFields | None = advisory("Describes the client (Codex); has no effect.", {})
     prompt_cache_options: AnyFields | None = advisory("Has no effect: every prefix is cached.", {})
     background: Literal[False] | None = Field(None, description="Background responses are not supported.")
     conversation: None = Field(None, description="Conversations are not stored.")
-    previous_response_id: None = Field(None, description="Responses are not stored: send the whole conversation.")
     context_management: EmptyValue = Field(None, description="Conversations are not stored.")
     prompt: None = Field(None, description="Prompt templates are not stored.")
     truncation: Literal["disabled", "auto"] | None = advisory(

@@ -7,9 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, TypeAdapter
 
-from chairlift.errors import RequestError
 from chairlift.server.protocol.base import MAX_CONTENT_PARTS, ReceivedObject, RequestBody, field_of
 from chairlift.server.protocol.chat import keys_with_values
 from chairlift.server.protocol.response_tools import CUSTOM_ARGUMENT, OfferedTools, ResponsesTools
@@ -145,6 +144,10 @@ InputItem = Annotated[
 ]
 
 
+ITEM: Final = TypeAdapter[Any](InputItem)
+ITEMS: Final = TypeAdapter[list[Any]](list[InputItem])
+
+
 class ConvertedInput:
     """The messages of a chat for input items, where the reasoning, content and calls of an answer are one message."""
 
@@ -152,13 +155,13 @@ class ConvertedInput:
         self.messages: list[dict[str, Any]] = []
         self.ignored: set[str] = set()
         self._tools = tools
-        for index, item in enumerate(items):
-            self._add(item, index)
+        for item in items:
+            self._add(item)
         for message in self.messages:
             if "reasoning_content" in message:
                 message["reasoning_content"] = "".join(message["reasoning_content"])
 
-    def _add(self, item: InputItem, index: int) -> None:
+    def _add(self, item: InputItem) -> None:
         if isinstance(item, ReceivedObject) and not isinstance(item, OtherItem):
             extra = item.model_extra or {}
             self.ignored |= {f"input.{name}" for name in keys_with_values(extra) if name not in RETURNED_FIELDS}
@@ -174,14 +177,8 @@ class ConvertedInput:
             self.messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
         elif isinstance(item, OtherItem):
             self._add_other(item)
-        elif item.id.startswith("rs_"):  # A later answer does not need reasoning.
+        else:  # Reasoning, which a later answer does not need.
             self.ignored.add("input.item_reference")
-        else:
-            raise RequestError(
-                f"input[{index}] refers to the item {item.id!r:.100}, but responses are not stored: send the item "
-                "itself, as clients do with store: false",
-                "input",
-            )
 
     def _answer(self, *lacking: str) -> dict[str, Any]:
         """The last message if it is an answer that lacks these parts, otherwise a new answer."""

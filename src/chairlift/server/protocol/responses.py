@@ -7,11 +7,27 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, PrivateAttr
 
-from chairlift.errors import RequestError
-from chairlift.server.protocol.base import MAX_MESSAGES, Metadata, RequestBody, Timings, advisory, omitted_if_null
+from chairlift.errors import RequestError, UnknownItemError
+from chairlift.server.protocol.base import (
+    MAX_MESSAGES,
+    Metadata,
+    RequestBody,
+    StoredItems,
+    Timings,
+    advisory,
+    omitted_if_null,
+)
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.compatibility_fields import ResponsesCompatibilityFields
-from chairlift.server.protocol.response_items import ConvertedInput, InputItem, InputMessage, OtherItem
+from chairlift.server.protocol.response_items import (
+    ITEM,
+    ITEMS,
+    ConvertedInput,
+    InputItem,
+    InputMessage,
+    ItemReference,
+    OtherItem,
+)
 from chairlift.server.protocol.response_tools import CalledTool, OfferedTools, ResponsesToolChoice, ResponsesTools
 from chairlift.server.protocol.sampling import EngineFields, JsonObjectFormat, JsonSchema, StopStrings, TextFormat
 
@@ -57,6 +73,8 @@ class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
     }
     content_fields = ("input", "chat_template_kwargs")
     input: str | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
+    store: bool | None = Field(None, description="false: no later request refers to the response. Default: true.")
+    previous_response_id: str | None = Field(None, description="The recent response that the input continues.")
     instructions: str | None = None
     max_output_tokens: int | None = None
     tools: ResponsesTools | None = None
@@ -74,11 +92,29 @@ class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
     stop: str | StopStrings | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
+    _stored: StoredItems | None = PrivateAttr(None)
+    _earlier: list[bytes] = PrivateAttr(default_factory=list)
+    _referred: dict[str, bytes] = PrivateAttr(default_factory=dict)
+    _given: list[bytes] = PrivateAttr(default_factory=list)
     _called_tools: dict[str, CalledTool] = PrivateAttr(default_factory=dict)
     _ignored: list[str] = PrivateAttr(default_factory=list)
 
     def ignored_content(self) -> list[str]:
         return self._ignored
+
+    def read_stored(self, stored: StoredItems) -> int:
+        self._stored = stored
+        if self.previous_response_id is not None:
+            self._earlier = stored.conversation(self.previous_response_id)
+        for item in self.input if isinstance(self.input, list) else []:
+            if isinstance(item, ItemReference) and (found := stored.item(item.id)) is not None:
+                self._referred[item.id] = found
+        return sum(map(len, (*self._earlier, *self._referred.values())))
+
+    def keep(self, response_id: str, output: list[dict[str, Any]]) -> None:
+        """Store the response, unless the request forbids it."""
+        if self._stored is not None and self.store is not False:
+            self._stored.add(response_id, self.previous_response_id, self._given, output)
 
     def called_tool(self, function: str) -> CalledTool:
         return self._called_tools.get(function) or CalledTool(function)
@@ -93,8 +129,7 @@ class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
             raise RequestError(f"top_logprobs is only allowed with include: [{LOGPROBS!r}]", "top_logprobs")
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options is only allowed with stream: true", "stream_options")
-        text = {"role": "user", "content": self.input}
-        items = [InputMessage.model_validate(text)] if isinstance(self.input, str) else self.input
+        items = self._conversation()
         later = [tool for item in items if isinstance(item, OtherItem) for tool in item.tools or []]
         tools = OfferedTools(self.tools or [], later)
         converted = ConvertedInput(items, tools)
@@ -116,6 +151,33 @@ class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
             "chat_template_kwargs": self.chat_template_kwargs,
         }
         return ChatCompletionRequest.from_fields(fields)
+
+    def _conversation(self) -> list[InputItem]:
+        """The items of the conversation: those of earlier responses, and the input with what it refers to."""
+        text = {"role": "user", "content": self.input}
+        given = [InputMessage.model_validate(text)] if isinstance(self.input, str) else self.input
+        given = list(map(self._resolved, given))
+        if self._stored is not None and self.store is not False:
+            self._given = [ITEM.dump_json(item, exclude_unset=True, by_alias=True) for item in given]
+        items: list[InputItem] = [*ITEMS.validate_json(b"[%b]" % b",".join(self._earlier)), *given]
+        self._earlier, self._referred = [], {}
+        if len(items) > MAX_MESSAGES:
+            message = f"the conversation has {len(items)} items with those of previous_response_id, but at most "
+            raise RequestError(f"{message}{MAX_MESSAGES} are allowed: start a new one", "previous_response_id")
+        return items
+
+    def _resolved(self, item: InputItem) -> InputItem:
+        """The item, or the stored one to which it refers. Reasoning may be missing: a later answer does not need it."""
+        if not isinstance(item, ItemReference) or (item.id not in self._referred and item.id.startswith("rs_")):
+            return item
+        if item.id not in self._referred:
+            message = (
+                f"Item with id {item.id!r:.100} not found: its response was not stored, has been removed for newer "
+                "ones, or belongs to another key. Send the item itself, as clients do with store: false."
+            )
+            raise UnknownItemError(message, "input")
+        found: InputItem = ITEM.validate_json(self._referred[item.id])
+        return found
 
     def _response_format(self) -> Any:
         form = None if self.text is None else self.text.format
@@ -150,7 +212,7 @@ class ResponseObject(BaseModel):
     model: str
     output: list[dict[str, Any]]
     parallel_tool_calls: bool
-    previous_response_id: None = None
+    previous_response_id: str | None = None
     reasoning: dict[str, str | None]
     service_tier: Literal["default"] = "default"
     temperature: float
