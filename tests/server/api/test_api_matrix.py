@@ -184,7 +184,7 @@ def test_models_and_tokens(server: RunningServer) -> None:
 
     client: openai.OpenAI = server.client()
     (model,) = client.models.list().data
-    own_fields = {"max_model_len", "aliases", "status", "parent", "type", "display_name", "created_at"}
+    own_fields = {"max_model_len", "aliases", "status", "root", "parent", "type", "display_name", "created_at"}
     check_type(Model, {name: value for name, value in raw(model).items() if name not in own_fields})
     assert raw(model)["status"]["value"] == "loaded"
     tokens = server.post("/tokenize", {"prompt": "naïve", "return_token_strs": True}).json()
