@@ -710,6 +710,7 @@ def write_gguf(
     rounds_experts: bool = False,
     splits_latent: bool = True,
     types: Mapping[str, gguf.GGMLQuantizationType] | None = None,
+    factors: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Path:
     """Convert a folder to a GGUF file. A changed field of None is left out.
@@ -718,6 +719,7 @@ def write_gguf(
         experts: the type of the matrices of experts, whose blocks are random; None for their floats.
         types: the types of tensors, to which their values are rounded, by the ends of their names.
         splits_latent: whether the matrix of keys and values of latent attention is divided, as in newer files.
+        factors: further tensors.
         rounds_experts: whether the blocks have the values of the folder, rounded to the type, instead of random ones.
     """
     name = ARCHITECTURE_NAMES.get(arch, arch)
@@ -764,6 +766,8 @@ def write_gguf(
         if kind is not None:
             values = gguf.quantize(values, kind)
         writer.add_tensor(convert_name(key, arch), values, raw_dtype=kind)
+    for name, factor in (factors or {}).items():
+        writer.add_tensor(name, np.array(factor, dtype=np.float32))
     if arch.startswith("gemma4"):
         writer.add_tensor("rope_freqs.weight", np.array([1.0] * 4 + [1e30] * 8, dtype=np.float32))
     if arch == "phi3":
@@ -801,6 +805,23 @@ def test_gguf_files_give_the_logits_of_transformers(
 
 
 WIDE = {"hidden_size": 256, "moe_intermediate_size": 256, "mlp_only_layers": []}
+
+
+def test_experts_have_factors_of_their_own(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
+    fields = {"embedding_length": 256, "expert_feed_forward_length": 256}
+    kind, folder = gguf.GGMLQuantizationType.NVFP4, tiny_model_dir("qwen3_moe", **WIDE)
+    mixture = resolve_model(str(folder)).config().layers[0].mixture
+    assert mixture is not None
+    assert mixture.router is not None
+    num_experts = mixture.router.num_experts
+    factors = {"blk.0.ffn_up_exps.scale": [0.5 + expert for expert in range(num_experts)]}
+    path = write_gguf(folder, "qwen3_moe", tmp_path / "model.gguf", kind, factors=factors, **fields)
+    files = resolve_model(str(path))
+    weights = files.weights(files.config(), torch.float32, torch.device("cpu"))
+    blocks = next(tensor.data for tensor in gguf.GGUFReader(path).tensors if tensor.name == "blk.0.ffn_up_exps.weight")
+    for expert in range(num_experts):
+        name, expected = f"model.layers.0.mlp.experts.{expert}.up_proj.weight", gguf.dequantize(blocks[expert], kind)
+        assert np.array_equal(weights.tensor(name, (256, 256)).numpy(), expected * (0.5 + expert))
 
 
 @needs_native

@@ -59,8 +59,11 @@ def write_gguf(
     quantization: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     metadata: dict[str, Any] | None = None,
     split_max_tensors: int = 0,
+    blocks: dict[str, tuple[gguf.GGMLQuantizationType, Any]] | None = None,
 ) -> Path:
     """Write a tiny model. `tensors` has GGUF's names; matrices are quantized, vectors are not. `metadata` overrides.
+
+    `blocks` are bytes of matrices, [rows, bytes per row], and their type.
 
     With `split_max_tensors` it is written in parts of so many tensors.
     """
@@ -83,6 +86,8 @@ def write_gguf(
     for name, tensor in tensors.items():
         kind = quantization if tensor.ndim > 1 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(name, gguf.quantize(tensor.numpy().astype(np.float32), kind), raw_dtype=kind)
+    for name, (kind, rows) in (blocks or {}).items():
+        writer.add_tensor(name, rows, raw_dtype=kind)
     return finish(writer, path)
 
 

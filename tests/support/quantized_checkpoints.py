@@ -34,6 +34,7 @@ class Method:
         act_order: whether inputs are assigned to groups in another order than their own.
         version: of GPTQ: 1 if zero points are stored minus 1.
         scale_dtype: the type of scales in the file.
+        divides: of FP8: whether scales are stored as their reciprocals.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Method:
     act_order: bool = False
     version: int = 1
     scale_dtype: torch.dtype = torch.float16
+    divides: bool = False
 
 
 COMPRESSED = Method("compressed-tensors", scale_dtype=torch.bfloat16)
@@ -62,7 +64,10 @@ METHODS: dict[str, Method] = {
     "w4a16-channel": replace(COMPRESSED, group_size=None),
     "w4a16-asymmetric": replace(COMPRESSED, symmetric=False),
     "w4a16-act-order": replace(COMPRESSED, act_order=True),
+    "nvfp4": replace(COMPRESSED, is_float=True, group_size=16),
+    "mxfp4": replace(COMPRESSED, is_float=True, group_size=32),
     "awq": Method("awq", symmetric=False),
+    "awq-symmetric": Method("awq", scale_dtype=torch.bfloat16),
     "gptq": Method("gptq"),
     "gptq-asymmetric": Method("gptq", symmetric=False),
     "gptq-act-order": Method("gptq", symmetric=False, act_order=True),
@@ -71,6 +76,7 @@ METHODS: dict[str, Method] = {
     "gptq-8-act-order": Method("gptq", bits=8, act_order=True),
     "gptq-8-asymmetric": Method("gptq", bits=8, symmetric=False),
     "fp8": Method("fp8", bits=8, is_float=True, block=(128, 128), scale_dtype=torch.float32),
+    "fp8-divisors": Method("fp8", bits=8, is_float=True, group_size=None, scale_dtype=torch.float32, divides=True),
     "fp8-channel": replace(COMPRESSED, bits=8, is_float=True, group_size=None, dynamic_activations=True),
     "fp8-tensor": replace(COMPRESSED, bits=8, is_float=True, group_size=None, per_tensor=True),
     "fp8-block": replace(COMPRESSED, bits=8, is_float=True, block=(128, 128)),
@@ -132,7 +138,29 @@ def round_to_floats(weight: torch.Tensor, method: Method) -> tuple[torch.Tensor,
     scales = (blocks.abs().amax((1, 3)) / 448).clamp(min=1e-8).to(method.scale_dtype)
     spread = scales.float().repeat_interleave(rows, 0).repeat_interleave(columns, 1)[:out, :inputs]
     numbers = (weight / spread).clamp(-448, 448).to(torch.float8_e4m3fn)
+    if method.divides:
+        return numbers, 1 / scales, numbers.float() * (1 / (1 / spread))
     return numbers, scales.reshape(()) if method.per_tensor else scales, numbers.float() * spread
+
+
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def round_to_small_floats(weight: torch.Tensor, method: Method) -> tuple[Tensors, torch.Tensor]:
+    """Return the tensors of NVFP4 (groups of 16) or MXFP4 in the layout of compressed-tensors, and the values."""
+    groups = weight.view(len(weight), -1, method.group_size or 0)
+    largest = groups.abs().amax(2) / 6
+    if method.group_size == 32:
+        exponents = torch.ceil(torch.log2(largest)).clamp(min=-127)
+        tensors, scales = {"weight_scale": (exponents + 127).to(torch.uint8)}, torch.exp2(exponents)
+    else:
+        factor = (448 / largest.max()).reshape(1)
+        stored = (largest * factor).to(torch.float8_e4m3fn)
+        tensors, scales = {"weight_scale": stored, "weight_global_scale": factor}, stored.float() / factor
+    numbers = (groups[..., None] / scales[..., None, None] - E2M1).abs().argmin(3).to(torch.uint8)
+    values = (E2M1[numbers.long()] * scales[..., None]).view(weight.shape)
+    pairs = numbers.view(len(weight), -1, 2)
+    return {"weight_packed": pairs[..., 0] | pairs[..., 1] << 4, **tensors}, values
 
 
 # -- layouts ---------------------------------------------------------------------------------------------------------
@@ -193,6 +221,8 @@ LAYOUTS: dict[str, Callable[[Rounded, Method], Tensors]] = {
 def quantize(weight: torch.Tensor, method: Method, module: str) -> tuple[Tensors, torch.Tensor]:
     """Return the tensors of a linear layer by the end of their names, and the values of the matrix."""
     weight = weight.float()
+    if method.is_float and method.bits == 4:
+        return round_to_small_floats(weight, method)
     if method.is_float:
         numbers, scales, values = round_to_floats(weight, method)
         return {"weight": numbers, "weight_scale_inv" if method.name == "fp8" else "weight_scale": scales}, values
@@ -211,7 +241,7 @@ def quantize(weight: torch.Tensor, method: Method, module: str) -> tuple[Tensors
 def quantization_config(method: Method, ignored: list[str]) -> dict[str, Any]:
     group_size = -1 if method.group_size is None else method.group_size
     if method.name == "awq":
-        options = {"version": "gemm", "zero_point": True, "modules_to_not_convert": ignored or None}
+        options = {"version": "gemm", "zero_point": not method.symmetric, "modules_to_not_convert": ignored or None}
         return {"quant_method": "awq", "bits": method.bits, "group_size": group_size, **options}
     if method.name == "gptq":
         layout = "gptq" if method.version == 1 else "gptq_v2"
@@ -219,6 +249,7 @@ def quantization_config(method: Method, ignored: list[str]) -> dict[str, Any]:
         return {"quant_method": "gptq", "bits": method.bits, "group_size": group_size, "lm_head": False, **options}
     if method.name == "fp8":
         options = {"fmt": "e4m3", "activation_scheme": "dynamic", "modules_to_not_convert": ignored}
+        options |= {"weight_scale_semantics": "inverse"} if method.divides else {}
         return {"quant_method": "fp8", "weight_block_size": method.block, **options}
     return compressed_config(method, ignored)
 
@@ -227,12 +258,14 @@ def compressed_config(method: Method, ignored: list[str]) -> dict[str, Any]:
     strategy = (
         "block" if method.block else "tensor" if method.per_tensor else "group" if method.group_size else "channel"
     )
+    if method.is_float and method.group_size == 16:
+        strategy = "tensor_group"
     weights: dict[str, Any] = {
         "num_bits": method.bits,
         "type": "float" if method.is_float else "int",
         "symmetric": method.symmetric,
         "strategy": strategy,
-        "group_size": method.group_size if strategy == "group" else None,
+        "group_size": method.group_size if "group" in strategy else None,
         "block_structure": method.block,
         "dynamic": False,
         "actorder": "group" if method.act_order else None,
@@ -247,6 +280,8 @@ def compressed_config(method: Method, ignored: list[str]) -> dict[str, Any]:
         "output_activations": None,
     }
     layout = "float-quantized" if method.is_float else "pack-quantized" if method.is_packed else "int-quantized"
+    if method.is_float and method.bits == 4:
+        layout = f"{'nvfp4' if method.group_size == 16 else 'mxfp4'}-pack-quantized"
     return {
         "quant_method": "compressed-tensors",
         "format": layout,

@@ -13,6 +13,7 @@ import torch
 
 from chairlift.kernels.weight_formats import FLOAT_GROUP, ORDERED
 from chairlift.kernels.weights import ByteArray, FloatArray, IntArray, PackedRows
+from chairlift.models.quantization import NVFP4_GROUP
 
 HALF_GROUP: Final = 16
 """The inputs whose four bits are the low ones of 16 bytes; the next 16 inputs have the high ones."""
@@ -54,11 +55,11 @@ BLOCK_LAYOUTS: Final = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedMatrix:
-    """A matrix of weights scale * (number - zero point), or scale * float for f8_e4m3.
+    """A matrix of weights scale * (number - zero point), or scale * float for f8_e4m3, mxfp4 and nvfp4.
 
     Attributes:
         format: the format of its rows, without ORDERED.
-        numbers: uint8 [out, in]; of int8 signed integers plus 128, of f8_e4m3 the bits of floats.
+        numbers: uint8 [out, in]; of int8 signed integers plus 128, of floats their bits.
         scales: float32 [out, groups], of equal numbers of inputs (the last group may be shorter).
         zero_points: uint8 [out, groups], or None if all of them are in the middle of the range.
         input_order: see PackedRows; numbers and groups are in this order.
@@ -75,6 +76,10 @@ class QuantizedMatrix:
         in_features = self.numbers.shape[1]
         if (layout := BLOCK_LAYOUTS.get(self.format)) is not None:
             rows = _block_rows(self, layout)
+        elif self.format == "mxfp4":
+            rows = _mxfp4_rows(self.numbers, (np.frexp(self.scales)[1] + EXPONENT_BIAS - 1).astype(np.uint8))
+        elif self.format == "nvfp4":
+            rows = _append_scales(self.numbers, self.scales)
         elif self.format == "int8":
             rows = _append_scales(self.numbers ^ SIGN, self.scales)
         else:
@@ -127,11 +132,13 @@ def decode_rows(rows: ByteArray, name: str, in_features: int, input_order: IntAr
     """Return the values of rows of `QuantizedMatrix.packed`, float32 [n, in], in the order of the inputs."""
     if (layout := BLOCK_LAYOUTS.get(name)) is not None:
         values = _decode_blocks(rows, layout)
+    elif name == "mxfp4":
+        values = decode_mxfp4(rows)
     else:
         scales = rows[:, in_features:].copy().view(np.float32)
         numbers = rows[:, :in_features]
-        floats = numbers.view(np.int8).astype(np.float32) if name == "int8" else E4M3[numbers]
-        values = floats * np.repeat(scales, in_features if name == "int8" else FLOAT_GROUP, axis=1)[:, :in_features]
+        floats = numbers.view(np.int8).astype(np.float32) if name == "int8" else FLOAT_VALUES[name][numbers]
+        values = floats * np.repeat(scales, SCALED_INPUTS.get(name, in_features), axis=1)[:, :in_features]
     if input_order is None:
         return values
     ordered = np.empty_like(values)
@@ -157,8 +164,13 @@ E4M3: Final[FloatArray] = torch.arange(256, dtype=torch.uint8).view(torch.float8
 """The floats of 8 bits."""
 
 
-E2M1: Final[FloatArray] = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-"""The floats of 4 bits without a sign."""
+E2M1: Final[FloatArray] = np.outer([1, -1], [0, 0.5, 1, 1.5, 2, 3, 4, 6]).astype(np.float32).ravel()
+"""The floats of 4 bits."""
+
+SCALED_INPUTS: Final = {"f8_e4m3": FLOAT_GROUP, "nvfp4": NVFP4_GROUP}
+"""The inputs with one scale in formats whose scales follow the numbers."""
+
+FLOAT_VALUES: Final = {"f8_e4m3": E4M3, "nvfp4": E2M1}
 
 EXPONENT_BIAS: Final = 127
 
@@ -171,7 +183,7 @@ def decode_mxfp4(rows: ByteArray) -> FloatArray:
     blocks = rows.reshape(len(rows), -1, 1 + MXFP4_INPUTS // 2)
     nibbles = blocks[..., 1:]
     numbers = np.concatenate((nibbles & 15, nibbles >> 4), axis=-1)
-    values = np.concatenate((E2M1, -E2M1))[numbers]
+    values = E2M1[numbers]
     floats: FloatArray = np.ldexp(values, blocks[..., :1].astype(np.int32) - EXPONENT_BIAS)
     return floats.reshape(len(rows), -1)
 
@@ -186,7 +198,11 @@ def mxfp4_rows(blocks: ByteArray, scales: ByteArray) -> ByteArray:
     Returns:
         uint8 [..., out, in / 32 * 17].
     """
-    numbers = np.stack((blocks & 15, blocks >> 4), axis=-1).reshape(*scales.shape, 2, HALF_GROUP)
-    nibbles = numbers[..., 0, :] | numbers[..., 1, :] << 4
+    return _mxfp4_rows(np.stack((blocks & 15, blocks >> 4), axis=-1), scales)
+
+
+def _mxfp4_rows(numbers: ByteArray, scales: ByteArray) -> ByteArray:
+    halves = numbers.reshape(*scales.shape, 2, HALF_GROUP)
+    nibbles = halves[..., 0, :] | halves[..., 1, :] << 4
     rows = np.concatenate((scales[..., None], nibbles), axis=-1)
     return rows.reshape(*scales.shape[:-1], scales.shape[-1] * (1 + MXFP4_INPUTS // 2))

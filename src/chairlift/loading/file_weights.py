@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -30,12 +31,20 @@ class FileWeights(ABC):
         config: the declaration of the model.
         dtype, device: the type and device of the tensors that `tensor` returns.
         unread: the prefixes of the names of tensors that are not read.
+        unread_ends: the ends of the names of further tensors that are not read, because the weights do not need them.
     """
 
     def __init__(
-        self, path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, unread: tuple[str, ...]
+        self,
+        path: Path,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        unread: tuple[str, ...],
+        unread_ends: re.Pattern[str] | None,
     ) -> None:
         self._unread = unread
+        self._unread_ends = unread_ends
         self.path = path
         self.config = config
         self.dtype = dtype
@@ -84,7 +93,8 @@ class FileWeights(ABC):
             ModelLoadError: a type is not supported.
         """
         for file_name in self._file_names():
-            self._check_format(file_name)
+            if not self._has_unread_end(file_name):
+                self._check_format(file_name)
         return self
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -144,9 +154,20 @@ class FileWeights(ABC):
     def notes(self) -> list[str]:
         """Return lines to log after a complete load, about the tensors that are not read."""
         skipped = Counter(prefix for name in self._names() for prefix in self._unread if name.startswith(prefix))
+        ends = Counter(name.rpartition(".")[2] for name in self._names() if self._has_unread_end(name))
         return [
-            f"skipped {count} tensors {prefix}*, which the text model does not use" for prefix, count in skipped.items()
+            *(
+                f"skipped {count} tensors {prefix}*, which the text model does not use"
+                for prefix, count in skipped.items()
+            ),
+            *(
+                f"skipped {count} tensors *.{end}: only weights are quantized as in the file"
+                for end, count in ends.items()
+            ),
         ]
+
+    def _has_unread_end(self, name: str) -> bool:
+        return self._unread_ends is not None and self._unread_ends.search(name) is not None
 
     def check_all_read(self) -> None:
         """Raise ModelLoadError if a tensor that the model needs was not read."""
@@ -162,7 +183,7 @@ class FileWeights(ABC):
         there are none."""
         places = (place for module in self.config.unneeded_modules for place in self._places(f"{module}.weight"))
         unneeded = {place.name.removesuffix(".weight") for place in places}
-        remaining = set(self._file_names()) - self._tensors_read
+        remaining = (name for name in set(self._file_names()) - self._tensors_read if not self._has_unread_end(name))
         return sorted(name for name in remaining if name.rpartition(".")[0] not in unneeded)
 
 

@@ -37,6 +37,8 @@ MAX_ARRAY_LENGTH: Final = 1 << 23  # A vocabulary has about 2^18 entries, each w
 DEFAULT_ALIGNMENT: Final = 32
 ROPE_FACTORS: Final = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """The tensors that are part of the configuration."""
+UNSCALED: Final = "f32"
+"""The format of the values of tensors whose type has no room for their factor."""
 BOOL, STRING, ARRAY = 7, 8, 9
 LENGTH: Final = struct.Struct("<Q")
 SPLIT_NAME: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
@@ -177,6 +179,14 @@ class GGUFFile:
                 raise ModelLoadError(f"{part.path}: damaged: tensor {name} is in an earlier part, too")
             tensors |= part.tensors
         return tensors
+
+    def packed_format(self, name: str, scale_name: str) -> str:
+        """Return the `PackedRows.format` of a tensor, with the factor in the tensor `scale_name` if there is one.
+
+        A matrix with a factor becomes floats, except in NVFP4.
+        """
+        kind = self.tensors[name].type.name
+        return UNSCALED if scale_name in self.tensors and kind != "NVFP4" else kind.lower()
 
     def metadata_digest(self) -> str:
         """SHA-256 of the metadata, in hexadecimal digits."""

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from chairlift.errors import ModelLoadError
-from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows
+from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows, packed_tensor
 from chairlift.loading.file_weights import FileWeights
-from chairlift.loading.gguf_file import ROPE_FACTORS, GGUFFile
+from chairlift.loading.gguf_file import ROPE_FACTORS, UNSCALED, GGUFFile
 from chairlift.models.declaration.model_config import ModelConfig
+from chairlift.models.quantization import ACTIVATION_SCALES
 from chairlift.models.reading.architecture import StoredName
 from chairlift.models.registry import get_architecture
 
@@ -38,7 +39,8 @@ class GGUFWeights(FileWeights):
         # Layers that predict further tokens follow the layers of the model.
         further = file.metadata.get(f"{file.metadata['general.architecture']}.nextn_predict_layers", 0)
         numbers = range(len(config.all_layers), len(config.layers) + further)
-        super().__init__(file.path, config, dtype, device, tuple(f"blk.{number}." for number in numbers))
+        unread = tuple(f"blk.{number}." for number in numbers)
+        super().__init__(file.path, config, dtype, device, unread, ACTIVATION_SCALES)
         self._file = file
         self._architecture = get_architecture(config)
         self._interleaved = interleaved_modules(config)
@@ -57,19 +59,34 @@ class GGUFWeights(FileWeights):
         return (math.prod(shape),) if file_name.endswith(GROUPED_NORMS) else shape
 
     def _read(self, stored: StoredName) -> torch.Tensor:
+        scale = self._scale(stored)
         if stored.part is not None:
             rows = stored.select_rows(self._raw(stored), self._head_dim)
-            return torch.from_numpy(dequantize(self._file, stored.name, rows))
+            return torch.from_numpy(dequantize(self._file, stored.name, rows, scale))
         shape = self._shape(stored.name)[0 if stored.expert is None else 1 :]
-        values = torch.from_numpy(dequantize(self._file, stored.name, self._raw(stored)).reshape(-1, *shape[1:]))
+        values = torch.from_numpy(dequantize(self._file, stored.name, self._raw(stored), scale).reshape(-1, *shape[1:]))
         values = stored.select_rows(values, self._head_dim)
         return torch.log(-values) if stored.name.endswith(DECAYS) else values
 
     def _read_packed(self, stored: StoredName) -> PackedRows:
-        tensor = self._file.tensors[stored.name]
-        to_floats = partial(dequantize, self._file, stored.name)
+        tensor, scale = self._file.tensors[stored.name], self._scale(stored)
         rows = stored.select_rows(self._raw(stored), self._head_dim)
-        return PackedRows(tensor.type.name.lower(), rows, tensor.shape[-1], to_floats)
+        name = self._file.packed_format(stored.name, self._architecture.gguf_scale(stored.name))
+        if name == UNSCALED:
+            return packed_tensor(torch.from_numpy(dequantize(self._file, stored.name, rows, scale)))
+        return PackedRows(name, rows, tensor.shape[-1], partial(dequantize, self._file, stored.name, scale=scale))
+
+    def _scale(self, stored: StoredName) -> float:
+        """Return the factor of a matrix, which llama.cpp's converter stores in a tensor of its own for NVFP4."""
+        name = self._architecture.gguf_scale(stored.name)
+        if name not in self._file.tensors:
+            return 1.0
+        self._tensors_read.add(name)
+        values = dequantize(self._file, name).ravel()
+        num_scales = 1 if stored.expert is None else self._num_experts
+        if len(values) != num_scales or not np.isfinite(values).all():
+            raise ModelLoadError(f"{self.path}: tensor {name} must have {num_scales} finite numbers; download it again")
+        return float(values[stored.expert or 0])
 
     def _raw(self, stored: StoredName) -> ByteArray:
         raw = self._file.raw(stored.name)
@@ -93,11 +110,12 @@ def interleaved_modules(config: ModelConfig) -> frozenset[str]:
     return frozenset(name for spec in config.attention_specs.values() for name, _ in spec.qkv.parts[:2])
 
 
-def dequantize(file: GGUFFile, name: str, raw: ByteArray | None = None) -> FloatArray:
+def dequantize(file: GGUFFile, name: str, raw: ByteArray | None = None, scale: float = 1.0) -> FloatArray:
     """Return a tensor in float32, in writable memory.
 
     Args:
         raw: some rows of the tensor, uint8 [n, bytes per row]; None for all of them.
+        scale: the factor of all values.
 
     Raises:
         ModelLoadError: `gguf` cannot dequantize the tensor.
@@ -109,6 +127,8 @@ def dequantize(file: GGUFFile, name: str, raw: ByteArray | None = None) -> Float
         shape = (len(raw), shape[-1])
     _check_type(file, name)
     values = gguf.dequantize(_regroup(raw, kind), kind)
+    if scale != 1.0:
+        values = values * np.float32(scale)
     return np.require(values, dtype=np.float32, requirements=["C", "W"]).reshape(shape)
 
 

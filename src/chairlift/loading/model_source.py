@@ -31,6 +31,8 @@ DTYPE_FORMATS: Final = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 SAFETENSORS_FORMATS: Final = {"F16": "f16", "BF16": "bf16"}
 CONFIG: Final = "config.json"
 EMBEDDING: Final = "token_embd.weight"
+QUANTIZATION: Final = "quantize_config.json"
+"""The file in which AutoGPTQ stores the quantization, in its first versions only there."""
 
 
 @dataclass(frozen=True)
@@ -154,9 +156,15 @@ class GGUFSource(ModelSource):
         return {name: [float(factor) for factor in dequantize(self.file, name).ravel()] for name in names}
 
     def _stored_formats(self, config: ModelConfig, default: str) -> Callable[[str], str]:
-        found = {name: tensor.type.name.lower() for name, tensor in self.file.tensors.items()}
-        gguf_name = get_architecture(config).gguf_name
-        return lambda name: default if (stored := gguf_name(name)) is None else found.get(stored.name, default)
+        architecture, file = get_architecture(config), self.file
+
+        def stored_format(name: str) -> str:
+            stored = architecture.gguf_name(name)
+            if stored is None or stored.name not in file.tensors:
+                return default
+            return file.packed_format(stored.name, architecture.gguf_scale(stored.name))
+
+        return stored_format
 
 
 class FolderSource(ModelSource):
@@ -194,7 +202,10 @@ class FolderSource(ModelSource):
 
     def _read_config(self) -> ModelConfig:
         generation, file = read_json(self.path / FILE_NAME), self._config_file
-        return read_hf_config(read_json(file), source=str(file), generation_config=generation)
+        config = read_json(file)
+        if "quantization_config" not in config and (separate := read_json(file.with_name(QUANTIZATION))):
+            config["quantization_config"] = {"quant_method": "gptq", **separate}
+        return read_hf_config(config, source=str(file), generation_config=generation)
 
     def _stored_formats(self, config: ModelConfig, default: str) -> Callable[[str], str]:
         hf_names, quantization = get_architecture(config).hf_names, config.quantization

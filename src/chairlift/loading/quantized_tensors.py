@@ -7,6 +7,9 @@
 | compressed-tensors, packed | weight_packed int32 [out, in * bits / 32], weight_scale [out, groups], weight_shape, \
 weight_zero_point int32 [out * bits / 32, groups], weight_g_idx [in] |
 | compressed-tensors | weight int8 or float8 [out, in], weight_scale [out, groups], weight_zero_point int8 |
+| compressed-tensors, nvfp4 | weight_packed uint8 [out, in / 2], weight_scale float8 [out, in / 16], \
+weight_global_scale, which divides |
+| compressed-tensors, mxfp4 | weight_packed uint8 [out, in / 2], weight_scale uint8 [out, in / 32], the exponents |
 | fp8 | weight float8 [out, in], weight_scale_inv [out / 128, in / 128], or weight_scale |
 
 Sources: `WQLinear_GEMM` of AutoAWQ, `TorchQuantLinear` of GPTQModel, the compressors of compressed-tensors, and
@@ -25,7 +28,7 @@ import torch
 
 from chairlift.kernels.weight_formats import GROUP
 from chairlift.kernels.weights import ByteArray, FloatArray, IntArray
-from chairlift.loading.block_rows import QuantizedMatrix
+from chairlift.loading.block_rows import EXPONENT_BIAS, NAN_SCALE, QuantizedMatrix
 from chairlift.models.quantization import MARKERS, WeightScheme
 
 AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -42,6 +45,9 @@ class QuantizedReader:
         read: returns a tensor of the layer by the end of its name, on the CPU; None if there is no such tensor.
         error: makes an error from the end of a tensor's name and a problem.
         shape: (out, in) of the matrix.
+
+    Attributes:
+        ignores_zero_points: whether the matrix is symmetric, and the file stores zero points outside the middle.
     """
 
     def __init__(
@@ -55,6 +61,7 @@ class QuantizedReader:
         self._error = error
         self._scheme = scheme
         self._out, self._in = shape
+        self.ignores_zero_points = False
 
     def matrix(self) -> QuantizedMatrix:
         """Read the matrix in the format `WeightScheme.packed_format`.
@@ -63,7 +70,7 @@ class QuantizedReader:
             Exception: what `error` returns, if a tensor is missing, has another shape or impossible values.
         """
         if self._scheme.is_float:
-            return self._floats()
+            return self._floats() if self._scheme.bits == 8 else self._small_floats()
         self._check_groups()
         if self._scheme.method == "awq":
             matrix = self._awq()
@@ -71,34 +78,31 @@ class QuantizedReader:
             matrix = self._gptq()
         else:
             matrix = self._compressed()
-        return replace(matrix, format=self._format, zero_points=self._checked_zero_points(matrix.zero_points))
+        return replace(matrix, format=self._format, zero_points=self._used_zero_points(matrix.zero_points))
 
     # -- methods -----------------------------------------------------------------------------------------------------
 
     def _awq(self) -> QuantizedMatrix:
         groups = self._num_groups
-        qweight = self._tensor("qweight", (self._in, self._out // 8), torch.int32)
-        qzeros = self._tensor("qzeros", (groups, self._out // 8), torch.int32)
+        numbers = _unpack_awq(self._tensor("qweight", (self._in, self._out // 8), torch.int32))
         scales = self._tensor("scales", (groups, self._out))
-        order = np.array(AWQ_ORDER)
-        numbers, zeros = (
-            unpack_words(words, 4).reshape(len(words), -1, 8)[..., order].reshape(len(words), -1)
-            for words in (qweight, qzeros)
-        )
-        return QuantizedMatrix("", _transposed(numbers), _floats(scales.T), _transposed(zeros))
+        zeros = None
+        if self._has_zero_points("qzeros"):
+            zeros = _unpack_awq(self._tensor("qzeros", (groups, self._out // 8), torch.int32))
+        return QuantizedMatrix("", numbers, _floats(scales.T), zeros)
 
     def _gptq(self) -> QuantizedMatrix:
         bits, groups = self._scheme.bits, self._num_groups
         per_word = 32 // bits
         qweight = self._tensor("qweight", (self._in // per_word, self._out), torch.int32)
-        qzeros = self._tensor("qzeros", (groups, self._out // per_word), torch.int32)
         scales = self._tensor("scales", (groups, self._out))
         numbers = unpack_words(np.ascontiguousarray(qweight.T), bits)
-        zeros = unpack_words(qzeros, bits) + np.uint8(self._scheme.zero_point_offset) & np.uint8(2**bits - 1)
+        zeros = None
+        if self._has_zero_points("qzeros"):
+            stored = unpack_words(self._tensor("qzeros", (groups, self._out // per_word), torch.int32), bits)
+            zeros = _transposed(stored + np.uint8(self._scheme.zero_point_offset) & np.uint8(2**bits - 1))
         order = self._input_order("g_idx")
-        return QuantizedMatrix(
-            "", numbers if order is None else numbers[:, order], _floats(scales.T), _transposed(zeros), order
-        )
+        return QuantizedMatrix("", numbers if order is None else numbers[:, order], _floats(scales.T), zeros, order)
 
     def _compressed(self) -> QuantizedMatrix:
         bits = self._scheme.bits
@@ -111,7 +115,7 @@ class QuantizedReader:
             numbers = self._unsigned(self._tensor("weight", (self._out, self._in), torch.int8))
         order = self._input_order("weight_g_idx")
         scales = self._row_scales("weight_scale")
-        zeros = None if self._scheme.symmetric else self._compressed_zero_points()
+        zeros = self._compressed_zero_points() if self._has_zero_points("weight_zero_point") else None
         return QuantizedMatrix("", numbers if order is None else numbers[:, order], scales, zeros, order)
 
     def _compressed_zero_points(self) -> ByteArray:
@@ -134,10 +138,33 @@ class QuantizedReader:
         size, rows = self._scheme.group_size, self._scheme.block_rows
         name = "weight_scale" if self._read("weight_scale_inv") is None else "weight_scale_inv"
         if size is None:
-            return QuantizedMatrix("f8_e4m3", numbers, self._row_scales(name))
-        shape = (-(-self._out // rows), -(-self._in // size))
-        scales = np.repeat(_floats(self._tensor(name, shape)), rows, axis=0)[: self._out]
-        return QuantizedMatrix("f8_e4m3", numbers, _in_groups(scales, size, self._in))
+            scales = self._row_scales(name)
+        else:
+            shape = (-(-self._out // rows), -(-self._in // size))
+            repeated = np.repeat(_floats(self._tensor(name, shape)), rows, axis=0)[: self._out]
+            scales = _in_groups(repeated, size, self._in)
+        if self._scheme.divides:
+            with np.errstate(divide="ignore"):
+                scales = self._finite(name, np.reciprocal(scales))
+        return QuantizedMatrix("f8_e4m3", numbers, scales)
+
+    def _small_floats(self) -> QuantizedMatrix:
+        """Read numbers of 4 bits, the first of two in the low bits of a byte, in NVFP4 or MXFP4."""
+        size = self._group_size
+        if self._in % size:
+            raise self._error("weight_scale", f"has groups of {size} inputs, but the matrix has {self._in} inputs")
+        packed = self._tensor("weight_packed", (self._out, self._in // 2), torch.uint8)
+        numbers, shape = unpack_words(packed, 4), (self._out, self._num_groups)
+        if self._format == "mxfp4":
+            exponents = self._tensor("weight_scale", shape, torch.uint8)
+            if (exponents == NAN_SCALE).any():
+                raise self._error("weight_scale", "contains NaN; download the file again")
+            return QuantizedMatrix(
+                "mxfp4", numbers, np.ldexp(np.float32(1), exponents.astype(np.int32) - EXPONENT_BIAS)
+            )
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scales = self._tensor("weight_scale", shape) / self._row_scales("weight_global_scale")[:, :1]
+        return QuantizedMatrix("nvfp4", numbers, self._finite("weight_global_scale", _floats(scales)))
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -173,7 +200,7 @@ class QuantizedReader:
                 f"is {tensor.dtype} {tuple(tensor.shape)}, but the configuration requires {expected}{shape} "
                 f"({self._scheme.method} with {self._scheme.bits} bits, group_size {self._scheme.group_size})",
             )
-        if tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1:
+        if tensor.dtype.is_floating_point and dtype is None:
             return self._finite(name, tensor.float().numpy())
         return tensor.contiguous().view(torch.uint8 if dtype == torch.float8_e4m3fn else tensor.dtype).numpy()
 
@@ -192,12 +219,15 @@ class QuantizedReader:
             return _floats(self._tensor(name, (self._out,))).reshape(-1, 1)
         return _floats(self._tensor(name, (self._out, self._num_groups)))
 
-    def _checked_zero_points(self, zeros: ByteArray | None) -> ByteArray | None:
-        """Return None if the scheme is symmetric, after checking the zero points."""
+    def _has_zero_points(self, name: str) -> bool:
+        """Whether to read zero points, which files with a symmetric scheme need not have."""
+        return not self._scheme.symmetric or self._read(name) is not None
+
+    def _used_zero_points(self, zeros: ByteArray | None) -> ByteArray | None:
+        """Return None if the scheme is symmetric, which means the middle, whatever the file stores."""
         if zeros is None or not self._scheme.symmetric:
             return zeros
-        if (zeros != self._scheme.center).any():
-            raise self._error("qzeros", f"differ from {self._scheme.center}, but sym is true; set sym to false")
+        self.ignores_zero_points = bool((zeros != self._scheme.center).any())
         return None
 
     def _input_order(self, name: str) -> IntArray | None:
@@ -227,6 +257,11 @@ def unpack_words(words: npt.NDArray[Any], bits: int) -> ByteArray:
     if bits == 8:
         return numbers
     return np.stack((numbers & 15, numbers >> 4), axis=-1).reshape(len(numbers), -1)
+
+
+def _unpack_awq(words: npt.NDArray[Any]) -> ByteArray:
+    """Return the numbers of int32 words of AWQ: [n, out / 8] -> uint8 [out, n]."""
+    return _transposed(unpack_words(words, 4).reshape(len(words), -1, 8)[..., AWQ_ORDER].reshape(len(words), -1))
 
 
 def _transposed(numbers: npt.NDArray[np.uint8]) -> ByteArray:

@@ -19,7 +19,7 @@ from chairlift.loading.block_rows import MXFP4_INPUTS, NAN_SCALE, decode_mxfp4, 
 from chairlift.loading.file_weights import FileWeights, oriented
 from chairlift.loading.quantized_tensors import QuantizedReader
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.quantization import MXFP4_ENDS, quantized_module
+from chairlift.models.quantization import ACTIVATION_SCALES, MXFP4_ENDS, quantized_module
 from chairlift.models.reading.architecture import StoredName
 from chairlift.models.registry import get_architecture
 from chairlift.system.input_files import read_text
@@ -51,7 +51,8 @@ class SafetensorsWeights(FileWeights):
             unread = tuple(prefix for prefix in unread if prefix != MTP_PREFIX)
         last = len(config.layers) + config.num_unread_layers
         further = (f"model.layers.{number}." for number in range(len(config.layers), last))
-        super().__init__(path, config, dtype, device, (*unread, *further))
+        ends = None if config.quantization is None else ACTIVATION_SCALES
+        super().__init__(path, config, dtype, device, (*unread, *further), ends)
         weight_map = _weight_map(path)
         files = _single_file(path) if weight_map is None else sorted(set(weight_map.values()))
         self._shards = {file: _open(path / file, device) for file in files}
@@ -60,6 +61,7 @@ class SafetensorsWeights(FileWeights):
             if self._shard_of.get(name) != file:
                 raise ModelLoadError(f"{path / INDEX}: tensor {name} is not in {file}; download both files again")
         self._scale_errors: dict[str, float] = {}
+        self._other_zero_points: list[str] = []
         self._divided: tuple[str, PackedRows] | None = None
         """The last quantized module that was read in parts, whose parts are read in succession, and its matrix."""
 
@@ -81,6 +83,11 @@ class SafetensorsWeights(FileWeights):
             notes.append(
                 f"scales of {len(matrices)} quantized matrices are rounded to float16: the error is at most "
                 f"{matrices[worst]:.2g} of their root mean square ({worst})"
+            )
+        if self._other_zero_points:
+            notes.append(
+                f"{len(self._other_zero_points)} quantized matrices are symmetric by their configuration: their zero "
+                f"points outside the middle are ignored ({self._other_zero_points[0]})"
             )
         return notes
 
@@ -128,7 +135,10 @@ class SafetensorsWeights(FileWeights):
         if self._divided is not None and self._divided[0] == module:
             packed = self._divided[1]
         else:
-            matrix = QuantizedReader(read, error, scheme, (out, inputs)).matrix()
+            reader = QuantizedReader(read, error, scheme, (out, inputs))
+            matrix = reader.matrix()
+            if reader.ignores_zero_points:
+                self._other_zero_points.append(module)
             self._scale_errors[module] = found = matrix.scale_error()
             if found == math.inf:
                 raise error("scales", "exceed the range of float16; use --kernels torch with the unquantized model")

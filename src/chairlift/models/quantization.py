@@ -21,6 +21,14 @@ SHARED_SCALE: Final = 128
 MARKERS: Final = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv")
 """The ends of names of tensors that show that a linear layer is quantized."""
 
+NVFP4_GROUP: Final = 16
+"""The inputs with one scale in NVFP4."""
+
+ACTIVATION_SCALES: Final = re.compile(
+    r"\.(input|activation|act|output|[qkv]|kv|prob)(_global)?_(scale|zero_point)(_ub|_inv)?$"
+)
+"""The ends of names of tensors that quantize activations, K or V, which the weights do not need."""
+
 MXFP4_ENDS: Final = ("_blocks", "_scales")
 """The ends of names of the two tensors that hold matrices in MXFP4."""
 
@@ -38,6 +46,7 @@ class WeightScheme:
         symmetric: whether all zero points are in the middle of the range of numbers, or zero for floats.
         act_order: whether a tensor assigns the inputs to groups. Otherwise groups consist of consecutive inputs.
         zero_point_offset: the difference between a zero point and the number in the file.
+        divides: whether the file has the reciprocals of the scales, for floats of 8 bits.
     """
 
     method: str
@@ -48,6 +57,7 @@ class WeightScheme:
     symmetric: bool = True
     act_order: bool = False
     zero_point_offset: int = 0
+    divides: bool = False
 
     @property
     def center(self) -> int:
@@ -61,7 +71,7 @@ class WeightScheme:
 
     def _packed_format(self, group_size: int) -> str:
         if self.is_float:
-            return "f8_e4m3" if self.bits == 8 else "mxfp4"
+            return "f8_e4m3" if self.bits == 8 else "nvfp4" if group_size == NVFP4_GROUP else "mxfp4"
         if self.bits == 8 and self.symmetric:
             return "int8" if self.group_size is None else "q8_0"
         if self.bits == 8:

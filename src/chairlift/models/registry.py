@@ -90,7 +90,8 @@ def read_hf_config(
 
 def _check_undeclared(fields: ConfigFields, architecture: str, neutral: Collection[str]) -> None:
     """Raise if a field may change results and was not read, and warn of other unknown fields."""
-    if unknown := fields.reject_undeclared(f"{architecture} architecture", neutral, is_harmless):
+    harmless = fields.reject_undeclared(f"{architecture} architecture", neutral, is_harmless)
+    if unknown := [name for name, value in harmless.items() if value not in (False, True)]:
         logger.warning(
             f"{fields.source}: ignored, because the {architecture} architecture does not read these fields: "
             f"{', '.join(unknown)}"

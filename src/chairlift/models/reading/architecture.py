@@ -117,6 +117,14 @@ class Architecture:
         """Return a parameter's place in GGUF files ("model.norm.weight" -> "output_norm.weight"), or None."""
         return _stored_name(self.gguf_names, name)
 
+    def gguf_scale(self, file_name: str) -> str:
+        """Return the name of the tensor with the factor of a matrix, which llama.cpp's converter writes for NVFP4.
+
+        The name is empty if such a tensor is a parameter of the architecture.
+        """
+        scale = f"{file_name.removesuffix('.weight')}.scale"
+        return "" if NUMBER.sub("{}", scale) in self.gguf_names.values() else scale
+
     def hf_names(self, name: str) -> list[StoredName]:
         """Return the places that safetensors files may use for a parameter, the declared name first."""
         stacked = _stored_name(self.stacked_names, name)

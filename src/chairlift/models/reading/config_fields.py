@@ -138,7 +138,7 @@ class ConfigFields:
         owner: str,
         neutral: Collection[str] = (),
         is_harmless: Callable[[str, Any], bool] = lambda key, value: False,
-    ) -> list[str]:
+    ) -> dict[str, Any]:
         """Raise if no reader has read a field of this object or of a nested one that may change results.
 
         Args:
@@ -147,9 +147,9 @@ class ConfigFields:
             is_harmless: (key, value) -> whether the field cannot change results.
 
         Returns:
-            The keys of the harmless fields that are no switches.
+            The names and values of the harmless fields.
         """
-        harmless: list[str] = []
+        harmless: dict[str, Any] = {}
         for name, value in self._values.items():
             key = name.removeprefix(self._prefix)
             has_prefix = isinstance(name, str) and name.startswith(self._prefix)
@@ -160,10 +160,9 @@ class ConfigFields:
                         f"is {shortened(value)}, and the {owner} does not declare this property; "
                         f"remove it from the file if it has no influence on inference",
                     )
-                if value not in (False, True):
-                    harmless.append(name)
+                harmless[name] = value
         for nested in self._nested.values():
-            harmless += nested.reject_undeclared(owner, neutral, is_harmless)
+            harmless |= nested.reject_undeclared(owner, neutral, is_harmless)
         return harmless
 
 

@@ -28,10 +28,11 @@ IMAGE_FIELDS: Final = _words(_LISTS["images"])
 """Keys of models with images that have no part in their text model, beside `text_config`."""
 
 NEUTRAL_QUANTIZATION: Final = _words(_LISTS["neutral_quantization"])
-"""Keys below `quantization_config`. `scale_fmt` concerns activations, and the tensors show whether the LM head is
-quantized."""
+"""Keys below `quantization_config`: how it was made, and how activations, K and V are quantized, which are not here.
+The tensors show the type of scales, and whether the LM head is quantized."""
 
 _CHANGING, _HARMLESS, _UNIT = (_words(_LISTS[f"{kind}_words"]) for kind in ("changing", "harmless", "unit"))
+_CHANGING_QUANTIZATION: Final = _words(_LISTS["changing_quantization_words"])
 _ON_BY_DEFAULT: Final = _words(_LISTS["on_by_default"])
 
 
@@ -39,6 +40,16 @@ def is_harmless(key: str, value: Any) -> bool:
     """Whether a field that no reader reads cannot change results, by the words of its name and its value."""
     if key in _ON_BY_DEFAULT or value in _LISTS["neutral_values"].get(key, ()):
         return value is not False
-    words = frozenset(re.split(r"[._]", key.lower()))
+    words = _words_of(key)
     is_unit = value == 1 and value is not True and words & _UNIT and "attention" not in words
     return not value or bool(is_unit) or not words & _CHANGING or bool(words & _HARMLESS)
+
+
+def is_neutral_quantization(key: str, value: Any) -> bool:
+    """Whether a field below `quantization_config` that no reader reads cannot change the weights."""
+    is_known = not value or key in NEUTRAL_QUANTIZATION
+    return is_known or (is_harmless(key, value) and not _words_of(key) & _CHANGING_QUANTIZATION)
+
+
+def _words_of(key: str) -> frozenset[str]:
+    return frozenset(re.split(r"[._]", key.lower()))
