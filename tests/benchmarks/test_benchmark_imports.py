@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
-OTHER_ENGINES: Final = ("llama_cpp", "openvino", "openvino_genai", "vllm")
+OTHER_ENGINES: Final = ("llama_cpp", "openvino", "openvino_genai", "vllm", "xllamacpp")
 """Packages of engines that are compared with Chairlift, which are in environments of their own."""
 
 MODULES: Final = sorted(

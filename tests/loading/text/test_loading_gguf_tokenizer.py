@@ -27,6 +27,7 @@ from chairlift.loading.text.tokenizer import Tokenizer
 from support.gguf_files import files_read_once, write_tokenizer_gguf
 
 SAMPLE = Path(__file__).parents[2] / "data" / "smollm2_llama_cpp_ids.json"
+SPLITS = json.loads(SAMPLE.with_name("gguf_splits.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +126,42 @@ def test_splits_of_deepseek_glm_cohere_and_seed(name: str, text: str, pieces: li
     """
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[name].patterns]
     assert [piece for piece, _ in pre_tokenizers.Sequence(splits).pre_tokenize_str(text)] == pieces
+
+
+@pytest.mark.parametrize(("name", "pieces"), [(name, pieces) for name, *pieces in SPLITS[1:]])
+def test_splits_equal_llama_cpp(name: str, pieces: list[list[str]]) -> None:
+    """The pieces were written by `benchmarks.tokenizer_parity` while 2,000 texts had the ids of llama.cpp."""
+    splits = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[name].patterns]
+    )
+    for text, expected in zip(SPLITS[0][1:], pieces, strict=True):
+        assert [piece for piece, _ in splits.pre_tokenize_str(text)] == expected, text
+
+
+def test_every_rule_is_compared_with_llama_cpp() -> None:
+    compared = {PRE_TOKENIZERS[name] for name, *_ in SPLITS[1:]}
+    others = {name for name, rules in PRE_TOKENIZERS.items() if rules not in compared and not rules.marks_spaces}
+    assert others == {"command-r", "qwen2", "qwen35", "deepseek-llm", "tekken", "gpt-4o", *O200K}, "docs name reasons"
+
+
+O200K = ("llama4", "kanana2", "talkie", "minimax-m2")
+
+
+def test_long_runs_of_digits_and_of_characters_in_no_class() -> None:
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS["afmoe"].patterns]
+    for text in ("7" * 200_000, "\x07" * 200_000 + "x"):
+        pieces = pre_tokenizers.Sequence(splits).pre_tokenize_str(text)
+        assert "".join(piece for piece, _ in pieces) == text
+    assert [piece for piece, _ in pre_tokenizers.Sequence(splits).pre_tokenize_str("7" * 7)] == ["7", "777", "777"]
+
+
+@pytest.mark.parametrize("pre", ["gemma4", "sarvam-moe"])
+def test_tokens_of_text_with_marks_for_spaces(pre: str, tmp_path: Path) -> None:
+    """A file may name such a pre-tokenizer beside the model gpt2."""
+    tokenizer = load(tmp_path, GEMMA4, model="gpt2", pre=pre)
+    assert spelled(tokenizer, "ab a\n\né", add_special_tokens=False) == ["ab", "▁a", "\n\n", "<0xC3>", "<0xA9>"]
+    assert (spelled(tokenizer, "a")[0] == "<s>") is (pre == "gemma4")
+    assert tokenizer.decode(tokenizer.encode("ab a\n\né")) == "ab a\n\né"
 
 
 @pytest.mark.parametrize("name", ["gpt-2", "exaone4", "mellum"])

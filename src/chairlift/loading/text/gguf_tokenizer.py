@@ -101,13 +101,11 @@ class GGUFVocabulary(ConfigFields):
 def build_tokenizer(vocabulary: GGUFVocabulary) -> tokenizers.Tokenizer:
     """Build the tokenizer of a vocabulary without the cache; see gguf_tokenizer."""
     model = vocabulary.choice("model", ("gemma4", "gpt2", "llama"))
-    if model == "gpt2":
-        pre = PRE_TOKENIZERS[vocabulary.choice("pre", PRE_TOKENIZERS, "default")]
-        backend, add_bos = _byte_level(vocabulary, pre), pre.add_bos
-    elif model == "llama":
+    if model == "llama":
         backend, add_bos = _sentencepiece(vocabulary, _scored_merges(vocabulary), add_space=True), True
     else:
-        backend, add_bos = _sentencepiece(vocabulary, _listed_merges(vocabulary), add_space=False), True
+        name = vocabulary.choice("pre", PRE_TOKENIZERS, "default") if model == "gpt2" else model
+        backend, add_bos = _listed_bpe(vocabulary, PRE_TOKENIZERS[name]), PRE_TOKENIZERS[name].add_bos
     _add_tokens(backend, vocabulary)
     set_bos_and_eos(
         backend,
@@ -117,10 +115,12 @@ def build_tokenizer(vocabulary: GGUFVocabulary) -> tokenizers.Tokenizer:
     return backend
 
 
-def _byte_level(vocabulary: GGUFVocabulary, pre: PreTokenizer) -> tokenizers.Tokenizer:
-    """Build a byte-level BPE tokenizer (Radford et al., 2019)."""
-    model = _bpe(vocabulary, _listed_merges(vocabulary), ignore_merges=pre.ignore_merges)
-    backend = tokenizers.Tokenizer(model)
+def _listed_bpe(vocabulary: GGUFVocabulary, pre: PreTokenizer) -> tokenizers.Tokenizer:
+    """Build a BPE tokenizer whose merges are in the file, usually a byte-level one (Radford et al., 2019)."""
+    merges = [_pair(vocabulary, merge) for merge in vocabulary.strings("merges")]
+    if pre.marks_spaces:
+        return _sentencepiece(vocabulary, merges, add_space=False)
+    backend = tokenizers.Tokenizer(_bpe(vocabulary, merges, ignore_merges=pre.ignore_merges))
     if pre.nfc:
         backend.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in pre.patterns]
@@ -129,10 +129,6 @@ def _byte_level(vocabulary: GGUFVocabulary, pre: PreTokenizer) -> tokenizers.Tok
     )
     backend.decoder = decoders.ByteLevel()
     return backend
-
-
-def _listed_merges(vocabulary: GGUFVocabulary) -> list[tuple[str, str]]:
-    return [_pair(vocabulary, merge) for merge in vocabulary.strings("merges")]
 
 
 def _scored_merges(vocabulary: GGUFVocabulary) -> list[tuple[str, str]]:

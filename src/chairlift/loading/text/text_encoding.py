@@ -19,7 +19,7 @@ from typing import Any, Final
 import tokenizers
 from tokenizers import models
 
-from chairlift.loading.text.split_patterns import PRE_TOKENIZERS
+from chairlift.loading.text.split_patterns import JOINING, PRE_TOKENIZERS
 from chairlift.loading.text.tokenizer_class import SPACE, steps
 
 # A call encodes one text. Threads of the library would only make it wait for other texts.
@@ -37,7 +37,7 @@ LOCAL_NORMALIZERS: Final = frozenset(
 LOCAL_PRE_TOKENIZERS: Final = frozenset(
     ("Sequence", "ByteLevel", "Metaspace", "Whitespace", "WhitespaceSplit", "BertPreTokenizer", "Digits", "Punctuation")
 )
-LOCAL_PATTERNS: Final = frozenset(pattern for rules in PRE_TOKENIZERS.values() for pattern in rules.patterns)
+LOCAL_PATTERNS: Final = frozenset(pattern for rules in PRE_TOKENIZERS.values() for pattern in rules.patterns) - JOINING
 """Expressions that match each ASCII letter, or none, and never match or look across a letter and a space after it."""
 
 
