@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 BARE_MODEL: Final = re.compile(r"(Text)?Model$")
 """The end of the names of models without LM head, which AutoModel writes."""
 DTYPES: Final = ("float32", "float16", "bfloat16")
-GGUF_END_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
+GGUF_END_KEYS: Final = tuple(f"{name}_token_id" for name in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
 GGUF_FILE_TYPES: Final = {0: "float32", 1: "float16", 32: "bfloat16"}
 
 

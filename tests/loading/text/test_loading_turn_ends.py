@@ -10,14 +10,18 @@ from pathlib import Path
 import gguf
 import pytest
 import transformers
+from tokenizers import AddedToken, models
+from tokenizers import Tokenizer as Backend
 
 from chairlift.config import EngineConfig
 from chairlift.engine.startup.loaded_model import load_model
+from chairlift.loading.model_source import GGUFSource
+from chairlift.loading.text.end_tokens import add_listed_ends
 from chairlift.loading.text.template_check import add_turn_ends, end_of_turn
 from chairlift.loading.text.tokenizer import Tokenizer
 from support.chat_templates import TEMPLATES
 from support.chat_tokenizers import BACKENDS
-from support.gguf_files import gguf_name, write_gguf
+from support.gguf_files import gguf_name, write_gguf, write_tokenizer_gguf
 from support.tiny_tokenizer import write_tokenizer
 
 ENDS = {
@@ -110,3 +114,94 @@ def test_a_gguf_file_ends_with_the_token_of_its_template(tiny_model_dir: Callabl
     loaded = load_model(EngineConfig(model=str(path), kernels="torch", num_threads=1))
     assert isinstance(loaded.tokenizer, Tokenizer)
     assert loaded.config.eos_token_ids == (95, loaded.tokenizer.token_to_id("<|7|>"))
+
+
+FAMILIES = {
+    # Tokens, the ends of generation_config.json, the end in a GGUF file, and the ends of an answer.
+    "Llama 3.1": (
+        "<|begin_of_text|> <|end_of_text|> <|start_header_id|> <|end_header_id|> <|eom_id|> <|eot_id|> <|python_tag|>",
+        "<|end_of_text|> <|eom_id|> <|eot_id|>",
+        "<|eot_id|>",
+        "<|end_of_text|> <|eom_id|> <|eot_id|>",
+    ),
+    "Qwen": (
+        "<|endoftext|> <|im_start|> <|im_end|> <|fim_prefix|> <|fim_pad|> <|repo_name|> <|file_sep|>",
+        "<|im_end|> <|endoftext|>",
+        "<|im_end|>",
+        "<|endoftext|> <|im_end|> <|fim_pad|> <|repo_name|> <|file_sep|>",
+    ),
+    "gpt-oss": (
+        "<|startoftext|> <|endoftext|> <|return|> <|constrain|> <|channel|> <|start|> <|end|> <|message|> <|call|>",
+        "<|return|> <|endoftext|> <|call|>",
+        "<|return|>",
+        "<|endoftext|> <|return|> <|call|>",
+    ),
+    "Solar": ("<|end|> <|calls|> <|flush|>", "<|flush|>", "<|flush|>", "<|calls|> <|flush|>"),
+    "SmolLM2": (
+        "<|endoftext|> <|im_start|> <|im_end|> <repo_name> <reponame> <file_sep>",
+        "<|im_end|>",
+        "<|im_end|>",
+        "<|endoftext|> <|im_end|> <reponame>",
+    ),
+    "Gemma 4": ("<eos> <turn|> <|tool_response> </s>", "<eos> <turn|>", "<eos>", "<eos> <turn|> <|tool_response>"),
+    "Llama 2": ("<unk> <s> </s>", "</s>", "</s>", "</s>"),
+    "Phi 4": ("<|endoftext|> <|end|> <|return|>", "<|end|>", "<|endoftext|>", "<|endoftext|> <|end|> <|return|>"),
+}
+WORDS = ["a", "b", "</s>", "<|fim_pad|>", "<PAD>"]
+"""Ordinary entries, of which llama.cpp makes control tokens, except of `</s>` here."""
+
+
+def folder_tokenizer_of(tokens: list[str]) -> Tokenizer:
+    words = [word for word in WORDS[:3] if word not in tokens]
+    backend = Backend(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=[]))
+    backend.add_special_tokens([AddedToken(token, special=True) for token in tokens])
+    return Tokenizer(backend)
+
+
+def gguf_tokenizer_of(folder: Path, tokens: list[str], kinds: list[int]) -> Tokenizer:
+    metadata = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "token_type": kinds, "merges": ["a b"]}
+    return GGUFSource(write_tokenizer_gguf(folder / "t.gguf", metadata), "t").tokenizer()
+
+
+def texts_of(ends: tuple[int, ...], tokenizer: Tokenizer) -> set[str | None]:
+    return {tokenizer.id_to_token(token_id) for token_id in ends}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_and_a_gguf_file_end_at_the_same_tokens(
+    family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The ends are those of llama.cpp (`llama_vocab_is_eog` of build 11549), except of `</s>` as a word."""
+    tokens, folder_ends, gguf_end, ends = (text.split() for text in FAMILIES[family])
+    words = ["ab", *(word for word in WORDS[:3] if word not in tokens)]
+    found = {
+        "folder": (folder_tokenizer_of(tokens), folder_ends),
+        "file": (gguf_tokenizer_of(tmp_path, [*words, *tokens], [1] * len(words) + [3] * len(tokens)), gguf_end),
+    }
+    for kind, (made, given) in found.items():
+        with caplog.at_level(logging.INFO, "chairlift"):
+            ids = add_listed_ends(tuple(i for text in given if (i := made.token_to_id(text)) is not None), made, kind)
+        assert texts_of(ids, made) == set(ends), kind
+        assert caplog.messages[-1].startswith(f"{kind}: an answer ends with {given[0]!r} (")
+
+
+def test_an_end_token_is_special_whatever_its_type(tmp_path: Path) -> None:
+    made = gguf_tokenizer_of(tmp_path, ["ab", *WORDS], [1, 1, 1, 1, 1, 4])
+    assert texts_of(add_listed_ends((), made, "m"), made) == {"<|fim_pad|>", "<PAD>"}
+    assert made.encode("<|fim_pad|>a<PAD>") == [4, 1, 5]
+    assert made.decode([4, 1, 5]) == "a"
+
+
+def test_padding_and_control_tokens_of_a_conversion_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    padding = [f"[PAD{number}]" for number in range(300, 320)]
+    tokens = ["ab", "a", "b", "<|tool|>", "<|im_end|>", "<|reserved_special_token_0|>", "<tool>", "unused", *padding]
+    with caplog.at_level(logging.INFO, "chairlift"):
+        gguf_tokenizer_of(tmp_path, tokens, [1, 1, 1, 3, 3, 3, 4, 5] + [5] * 10 + [4] * 10)
+    first, second = caplog.messages
+    assert "t.gguf: 'unused', '[PAD300]', '[PAD301]'" in first
+    assert "'[PAD310]' and 9 more pad the vocabulary" in first
+    assert "t.gguf: '<|tool|>' are control tokens" in second
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "chairlift"):
+        gguf_tokenizer_of(tmp_path, ["ab", "a", "b", "<tool>"], [1, 1, 1, 4])
+    assert not caplog.messages

@@ -26,6 +26,7 @@ from chairlift.loading.file_weights import FileWeights
 from chairlift.loading.generation_config import load_sampling_defaults
 from chairlift.loading.model_source import CONFIG, ModelSource, declared_formats, encoder_error
 from chairlift.loading.resolve import resolve_model
+from chairlift.loading.text.end_tokens import add_listed_ends
 from chairlift.loading.text.template_check import MAX_NAMED, add_turn_ends
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.declaration.model_config import ModelConfig
@@ -288,7 +289,7 @@ def _apply_tokenizer(
         pooling = replace(pooling, classifier_tokens=tokens)
     if pooling is not None or not isinstance(tokenizer, Tokenizer):
         return model_config, pooling, None
-    found = add_turn_ends(model_config.eos_token_ids, tokenizer, name)
+    found = add_listed_ends(add_turn_ends(model_config.eos_token_ids, tokenizer, name), tokenizer, name)
     ends = tuple(token_id for token_id in found if token_id < model_config.vocab_size)
     grammars = GrammarCompiler(lambda: tokenizer, model_config.vocab_size, ends) if ends else None
     return replace(model_config, eos_token_ids=ends), pooling, grammars

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -18,12 +19,13 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from chairlift.loading.cache import models_dir, write_atomically
 from chairlift.loading.gguf_file import GGUFFile
 from chairlift.loading.text.chat_template import named_templates
+from chairlift.loading.text.end_tokens import END_TEXTS
 from chairlift.loading.text.split_patterns import PRE_TOKENIZERS, PreTokenizer
 from chairlift.loading.text.tokenizer import Tokenizer, set_bos_and_eos
 from chairlift.loading.text.tokenizer_class import SPACE
 from chairlift.models.reading.config_fields import ConfigFields
 
-BUILD: Final = 1  # Increase it when the same file gives a different tokenizer, so that cached ones are not used.
+BUILD: Final = 2  # Increase it when the same file gives a different tokenizer, so that cached ones are not used.
 PREFIX: Final = "tokenizer.ggml."
 TEMPLATE: Final = "tokenizer.chat_template"
 BYTE_TOKENS: Final = frozenset(f"<0x{byte:02X}>" for byte in range(256))
@@ -36,8 +38,12 @@ ROLES: Final = {
 }
 logger = logging.getLogger(__name__)
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 """Values of `tokenizer.ggml.token_type`. Tokens of other types are ordinary entries of the vocabulary, too."""
+PADDING: Final = re.compile(r"\[PAD\d+\]|\[EMPTY_\d+\]")
+LOOKS_SPECIAL: Final = re.compile(r"<\|(?!reserved).*\|>|<｜(?!place).*｜>|<pad>|<mask>|<2mass>|\[@BOS@\]")
+"""Spellings that llama.cpp's converter (`does_token_look_special`) makes control tokens in any case."""
+MAX_NAMED: Final = 12
 
 
 def gguf_tokenizer(file: GGUFFile) -> Tokenizer:
@@ -49,6 +55,7 @@ def gguf_tokenizer(file: GGUFFile) -> Tokenizer:
     vocabulary = GGUFVocabulary(file)
     backend = _cached(file, len(vocabulary.tokens)) or _build_and_cache(file, vocabulary)
     roles = {role: vocabulary.token_at(key) for role, key in ROLES.items()}
+    _log_conversion(vocabulary)
     named = {
         key.removeprefix(TEMPLATE).removeprefix("."): value for key, value in file.metadata.items() if TEMPLATE in key
     }
@@ -57,6 +64,26 @@ def gguf_tokenizer(file: GGUFFile) -> Tokenizer:
         special_tokens={role: token for role, token in roles.items() if token is not None},
         chat_template=named_templates({name or "default": text for name, text in named.items()}),
     )
+
+
+def _log_conversion(vocabulary: GGUFVocabulary) -> None:
+    """Log the tokens that the converter added or may have changed: padding, and text that became control tokens."""
+    types = list(zip(vocabulary.tokens, vocabulary.types(), strict=True))
+    known = {vocabulary.token_at(key) for key in ROLES.values()}.union(END_TEXTS)
+    control = [token for token, kind in types if kind == CONTROL and LOOKS_SPECIAL.fullmatch(token)]
+    found = {
+        "pad the vocabulary, and have no meaning": [
+            token for token, kind in types if kind == UNUSED or PADDING.fullmatch(token)
+        ],
+        "are control tokens, which answers omit (skip_special_tokens=false shows them): the converter makes added "
+        "tokens of such a spelling control tokens, even if they are text in the model's folder": [
+            token for token in control if token not in known
+        ],
+    }
+    for meaning, tokens in found.items():
+        if tokens:
+            more = f" and {len(tokens) - MAX_NAMED:,} more" if len(tokens) > MAX_NAMED else ""
+            logger.info(f"{vocabulary.source}: {', '.join(map(repr, tokens[:MAX_NAMED]))}{more} {meaning}")
 
 
 class GGUFVocabulary(ConfigFields):
@@ -188,10 +215,10 @@ def derive_merges(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: GGUFVocabulary) -> None:
-    """Add the tokens that are matched in the text before the pre-tokenizer."""
-    types = list(zip(vocabulary.tokens, vocabulary.types(), strict=True))
-    special = [token for token, kind in types if kind in (CONTROL, UNKNOWN)]
-    user_defined = [token for token, kind in types if kind == USER_DEFINED]
+    """Add the tokens that are matched in the text before the pre-tokenizer; an end token is one, whatever its type."""
+    types, ends = list(zip(vocabulary.tokens, vocabulary.types(), strict=True)), frozenset(END_TEXTS)
+    special = [token for token, kind in types if kind in (CONTROL, UNKNOWN) or token in ends]
+    user_defined = [token for token, kind in types if kind == USER_DEFINED and token not in ends]
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in user_defined])
 
