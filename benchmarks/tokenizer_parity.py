@@ -85,7 +85,12 @@ def _learn_vocabulary(texts: list[str], *, marks_spaces: bool) -> dict[str, Any]
     else:
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     alphabet = [] if marks_spaces else pre_tokenizers.ByteLevel.alphabet()
-    options: dict[str, Any] = {"vocab_size": 40_000, "min_frequency": 1, "max_token_length": 400, "show_progress": False}
+    options: dict[str, Any] = {
+        "vocab_size": 40_000,
+        "min_frequency": 1,
+        "max_token_length": 400,
+        "show_progress": False,
+    }
     learned = [text for text in texts if not any(spelling in text for spelling in SPELLINGS)]
     backend.train_from_iterator(learned, trainers.BpeTrainer(initial_alphabet=alphabet, **options))
     model = json.loads(backend.to_str())["model"]
