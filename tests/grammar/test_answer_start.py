@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from chairlift.grammar.answer_start import AnswerStart
@@ -39,6 +39,7 @@ def test_the_answer_is_the_content_of_the_parsers(name: str, is_inside: bool, da
     reasoning = Reasoning(form.opening, form.closing, is_inside, answer=tags[0])
     words = ["a", "b ", "\n", "<", form.opening, form.opening[:2], form.closing, form.closing[:3], tags[0]]
     pieces = data.draw(st.lists(st.sampled_from(words), max_size=12))
+    assume(not tags[0] or "".join(pieces).count(tags[0]) < 2)  # The parser removes all tags of an answer.
     _before, answer = divided(reasoning, pieces)
     assert (_before + answer, answer) == ("".join(pieces), divided(reasoning, list("".join(pieces)))[1])
 

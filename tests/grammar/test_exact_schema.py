@@ -185,7 +185,7 @@ def test_answers_satisfy_random_schemas_with_large_integers(compiler: GrammarCom
 def test_a_random_integer_is_accepted_as_jsonschema_does(
     compiler: GrammarCompiler, tokenizer: Tokenizer, data: st.DataObject
 ) -> None:
-    numbers = st.integers(-(1 << 65), 1 << 65)
+    numbers = st.integers(-(1 << 65), 1 << 65) | st.sampled_from([-1, 0, 1, -(1 << 53), 1 << 53])
     names = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]
     schema = {"type": data.draw(st.sampled_from(["integer", "number"]))}
     schema |= data.draw(st.dictionaries(st.sampled_from(names), numbers, min_size=1, max_size=3))

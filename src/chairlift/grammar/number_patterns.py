@@ -30,10 +30,11 @@ def real_pattern(low: Fraction | None, high: Fraction | None, *, has_low: bool, 
     if low is not None and low >= 0:
         return _positive_reals(low, high, has_low, has_high)
     if high is not None and high <= 0:
-        return f"-({_positive_reals(-high, None if low is None else -low, has_high, has_low)})"
+        zero = r"|0(\.0+)?" if high == 0 and has_high else ""
+        return f"-({_positive_reals(-high, None if low is None else -low, has_high, has_low)}){zero}"
     below, above = None if low is None else -low, high
-    zero = Fraction(0)
-    return f"-({_positive_reals(zero, below, False, has_low)})|{_positive_reals(zero, above, True, has_high)}"
+    origin = Fraction(0)
+    return f"-({_positive_reals(origin, below, False, has_low)})|{_positive_reals(origin, above, True, has_high)}"
 
 
 def _positive_reals(low: Fraction, high: Fraction | None, has_low: bool, has_high: bool) -> str:
