@@ -16,7 +16,7 @@ from chairlift import LLM
 from chairlift.config import EngineConfig
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.required_memory import PROCESS_BYTES, plan_required_memory
-from chairlift.errors import ConfigError, ModelLoadError, RequestError
+from chairlift.errors import ConfigError, RequestError
 from chairlift.loading.text.rerank_prompt import encode_rerank_prompt
 from chairlift.loading.text.tokenizer import Tokenizer
 from support.native import needs_native
@@ -139,23 +139,7 @@ def test_wrong_uses(tmp_path: Path) -> None:
         embedder.embed(None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "pooling must be one of the first token"),
-        ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "default_prompt_name='query' is not"),
-        ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case is not supported"),
-        ("sentence_bert_config.json", {"max_seq_length": "long"}, "max_seq_length must be a number, got 'long'"),
-    ],
-)
-def test_unsupported_folders(file: str, content: dict[str, Any], message: str, tmp_path: Path) -> None:
-    folder = write_pooling_model(tmp_path, "bert")
-    (folder / file).write_text(json.dumps(content))
-    with pytest.raises(ModelLoadError, match=message):
-        LLM(model=str(folder))
-
-
-def test_unsupported_modules_and_options(tmp_path: Path) -> None:
+def test_unsupported_options(tmp_path: Path) -> None:
     folder = write_pooling_model(tmp_path, "bert")
     unused: list[dict[str, Any]] = [
         {"num_kv_blocks": 10},
@@ -173,11 +157,6 @@ def test_unsupported_modules_and_options(tmp_path: Path) -> None:
         LLM(model=str(folder), max_model_len=100)
     with pytest.raises(ConfigError, match="max_num_batched_tokens=70 must be at least max_model_len=80"):
         LLM(model=str(folder), max_num_batched_tokens=70)
-    modules = json.loads((folder / "modules.json").read_text())
-    modules.append({"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"})
-    (folder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(ModelLoadError, match="has a module Dense, which is not supported"):
-        LLM(model=str(folder))
 
 
 @pytest.fixture

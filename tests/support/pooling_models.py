@@ -18,6 +18,7 @@ CORPUS: Final = [
 ]
 TEXTS: Final = [*CORPUS, "dog", " ".join(CORPUS), "fox and dog wait in a queue"]
 SPECIAL: Final = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
+ROBERTA_TOKENS: Final = ("[CLS]", "[PAD]", "[SEP]", "[UNK]")
 SIZES: Final = {
     "vocab_size": 300,
     "hidden_size": 64,
@@ -56,22 +57,33 @@ def write_tokenizer(folder: Path, end_token: str | None = None, special: tuple[s
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def _random(model: Any) -> Any:
+def random_values(model: Any) -> Any:
+    """The module with random parameters."""
     torch.manual_seed(0)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, 0.5 if parameter.dim() == 1 else 0.0, 0.2)
     return model.eval().float()
 
 
-def make_model(kind: str) -> Any:
-    """A random model of transformers: "bert", "roberta", "modernbert", "qwen3" or a cross-encoder ("bert-score").
+def edit_json(file: Path, **changes: Any) -> None:
+    """Change keys of an object in a file, which is created if there is none."""
+    content = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(content | changes))
+
+
+def make_model(kind: str, **changes: Any) -> Any:
+    """A random model of transformers: "bert", "roberta", "modernbert", "qwen3", "gemma3" or a cross-encoder
+    ("bert-score").
 
     "qwen3bare" is what AutoModel writes: names without `model.`, and no LM head.
+
+    Args:
+        changes: further fields of the configuration.
     """
     import transformers
 
     family, _, is_score = kind.partition("-")
-    options: dict[str, Any] = {**SIZES, **({"num_labels": 1} if is_score else {})}
+    options: dict[str, Any] = {**SIZES, **({"num_labels": 1} if is_score else {}), **changes}
     if family == "bert":
         config: Any = transformers.BertConfig(**options)
         kinds = (transformers.BertModel, transformers.BertForSequenceClassification)
@@ -81,13 +93,17 @@ def make_model(kind: str) -> Any:
     elif family == "modernbert":
         config = transformers.ModernBertConfig(**options, **IDS, local_attention=8, global_attn_every_n_layers=2)
         kinds = (transformers.ModernBertModel, transformers.ModernBertForSequenceClassification)
+    elif family == "gemma3":
+        layers = {"layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 16}
+        config = transformers.Gemma3TextConfig(**options, **layers, num_key_value_heads=2, head_dim=16)
+        kinds = (transformers.Gemma3TextModel,) * 2
     else:
         is_bare = family == "qwen3bare"
         config = transformers.Qwen3Config(
             **options, num_key_value_heads=2, head_dim=16, tie_word_embeddings=not is_bare
         )
         kinds = (transformers.Qwen3Model if is_bare else transformers.Qwen3ForCausalLM,) * 2
-    return _random(kinds[bool(is_score)](config))
+    return random_values(kinds[bool(is_score)](config))
 
 
 def write_pooling_model(folder: Path, kind: str, pooling: str | None = "mean", normalize: bool = True) -> Path:
@@ -97,7 +113,7 @@ def write_pooling_model(folder: Path, kind: str, pooling: str | None = "mean", n
         pooling: "cls", "mean" or "lasttoken", in the files of sentence-transformers; None writes no such files.
     """
     make_model(kind).save_pretrained(folder)
-    special = ("[CLS]", "[PAD]", "[SEP]", "[UNK]") if kind.startswith("roberta") else ()
+    special = ROBERTA_TOKENS if kind.startswith("roberta") else ()
     write_tokenizer(folder, "[SEP]" if kind.startswith("qwen3") else None, special)
     if pooling is None:
         return folder

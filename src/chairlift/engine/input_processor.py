@@ -9,13 +9,14 @@ from typing import Any, Final, NamedTuple, cast
 
 from chairlift.counts import counted
 from chairlift.engine.output_constraints import OutputConstraints
+from chairlift.engine.pooled_prompts import PooledOptions, PooledPrompts
 from chairlift.errors import ContextLengthError, RequestError
 from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.loading.text.chat_template import RESERVED_VARIABLES, TextParts
-from chairlift.loading.text.marked_text import unmarked
-from chairlift.loading.text.rerank_prompt import encode_rerank_prompt
+from chairlift.loading.text.marked_text import MarkedText, unmarked
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.declaration.model_config import ModelConfig
+from chairlift.models.pooling import PoolingConfig
 from chairlift.request import Request
 from chairlift.sampling_params import MAX_INTEGER, SEED_BITS, SamplingParams
 
@@ -32,6 +33,7 @@ TRUNCATED_TEXT_FACTOR: Final = 8
 """Maximum length of a text that is truncated, in multiples of the context, if all of it must be tokenized first."""
 
 CUT_TO_CONTEXT: Final = SamplingParams(truncate_prompt_tokens=-1)
+NO_OPTIONS: Final = PooledOptions()
 
 
 class NoTokenizer:
@@ -157,7 +159,7 @@ class InputProcessor:
     Args:
         seed: the source of seeds for requests without one, in order of arrival; None: the operating system.
         grammars: the compiler of a model runner in the same process; None creates one that only checks grammars.
-        is_reranker: pairs of texts are encoded by `encode_rerank_prompt`.
+        pooling: how texts become vectors or scores; None if the model generates text.
         id_prefix: a part of the ids in the core that is different in each process with the same engine.
 
     Attributes:
@@ -173,10 +175,9 @@ class InputProcessor:
         grammars: GrammarCompiler | None = None,
         id_prefix: str = "",
         *,
-        is_reranker: bool = False,
+        pooling: PoolingConfig | None = None,
     ) -> None:
         self._id_prefix = id_prefix
-        self._is_reranker = is_reranker
         self.tokenizer = tokenizer
         self.limits = limits
         self._vocab_size = config.vocab_size
@@ -186,6 +187,11 @@ class InputProcessor:
         self._num_made = 0
         self._resolved: _ResolvedParams | None = None
         text_tokenizer = None if isinstance(tokenizer, NoTokenizer) else tokenizer
+        num_types = 1 if config.encoder is None else config.encoder.num_token_types
+        self._excludes_prompt = pooling is not None and pooling.num_unpooled > 0
+        self._pooled: PooledPrompts | None = None
+        if pooling is not None and text_tokenizer is not None:
+            self._pooled = PooledPrompts(text_tokenizer, pooling, num_types)
         if grammars is None and text_tokenizer is not None and config.eos_token_ids:
             eos = config.eos_token_ids
             grammars = GrammarCompiler(lambda: text_tokenizer, config.vocab_size, eos, is_check_only=True)
@@ -227,33 +233,47 @@ class InputProcessor:
         self,
         text: str,
         second: str | None = None,
-        truncate_prompt_tokens: int | None = None,
+        options: PooledOptions = NO_OPTIONS,
         labels: tuple[str, ...] = ("input",),
     ) -> list[int]:
         """Tokenize and check a text, or a pair of texts, of which a model computes a vector or a score.
 
         Args:
-            truncate_prompt_tokens: maximum number of tokens, to which the end of the text is cut off; -1 is the maximum
-                of the model; None raises an error for a text that is too long.
             labels: of each text, as for `encode`. A pair is "documents[3] with query" in messages.
+
+        Returns:
+            The tokens. A token of type n has its id plus n times the size of the vocabulary.
 
         Raises:
             RequestError: as `encode`.
         """
-        assert not isinstance(self.tokenizer, NoTokenizer), "a model that computes vectors has a tokenizer"
+        assert self._pooled is not None, "a model that computes vectors or scores has a tokenizer"
+        most = self._most_pooled(options.truncate_prompt_tokens)
         for each, label in zip((text, second or ""), labels, strict=False):
-            self._check_text(each, label, None if truncate_prompt_tokens is None else CUT_TO_CONTEXT)
-        label = " with ".join(reversed(labels))
-        most = self._most_pooled(truncate_prompt_tokens)
-        if self._is_reranker and second is not None:
-            return self._checked(encode_rerank_prompt(self.tokenizer, text, second, most), label)
-        return self._checked(self.tokenizer.encode_pair(text, second, most), label)
+            self._check_text(each, label, None if most is None else CUT_TO_CONTEXT)
+        token_ids, types = self._pooled.encode(text, second, options, most)
+        token_ids = self._checked(token_ids, " with ".join(reversed(labels)))
+        if types is None:
+            return token_ids
+        return [token_id + kind * self._vocab_size for token_id, kind in zip(token_ids, types, strict=True)]
+
+    def encode_pooled_messages(self, text: MarkedText, options: PooledOptions) -> list[int]:
+        """Tokenize and check a rendered conversation, of which a model computes a vector; raises as `encode`."""
+        assert self._pooled is not None, "a model that computes vectors or scores has a tokenizer"
+        most = self._most_pooled(options.truncate_prompt_tokens)
+        self._check_text(text, "messages", None if most is None else CUT_TO_CONTEXT)
+        return self._checked(self._pooled.encode_rendered(text, options, most), "messages")
 
     def check_pooled(
-        self, token_ids: list[int], truncate_prompt_tokens: int | None = None, label: str = "input"
+        self, token_ids: list[int], options: PooledOptions = NO_OPTIONS, label: str = "input"
     ) -> list[int]:
         """Check the tokens of a text, of which a model computes a vector; as `encode_pooled`."""
-        return self._checked(token_ids[: self._most_pooled(truncate_prompt_tokens)], label)
+        assert self._pooled is not None, "a model that computes vectors or scores has a tokenizer"
+        if self._excludes_prompt:
+            message = f"{label} must be text: this model leaves the tokens of its prompt out of the vector"
+            raise RequestError(message, _field_of_label(label))
+        kept = self._pooled.cut(token_ids, options, self._most_pooled(options.truncate_prompt_tokens))
+        return self._checked(kept, label)
 
     def _most_pooled(self, truncate_prompt_tokens: int | None) -> int | None:
         """The number of tokens to which a text is cut off; None for no limit. Raises as `SamplingParams`."""

@@ -16,7 +16,8 @@ from typing import Any, TypeVar, cast
 from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import Message, NoTokenizer, Prompt
 from chairlift.engine.output_processor import AnswerBuilder, OutputProcessor
-from chairlift.engine.pooling import POOLING_PARAMS, check_task, pooled_values, sigmoid
+from chairlift.engine.pooled_prompts import PooledOptions
+from chairlift.engine.pooling import POOLING_PARAMS, check_task, pooled_values
 from chairlift.engine.progress import progress_bar
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.errors import ConfigError, ModelLoadError, RequestError
@@ -178,11 +179,11 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[float]:
-        """Compute the scores of pairs of texts with a cross-encoder: numbers from 0 to 1.
+        """Compute the scores of pairs of texts with a cross-encoder, by default numbers from 0 to 1.
 
         Args:
             queries: one text for all documents, or one for each.
-            truncate_prompt_tokens: as for `embed`; documents are cut off before queries.
+            truncate_prompt_tokens: as for `embed`; the longer text of a pair is cut off.
 
         Raises:
             RequestError: the model computes no scores, a text is invalid, or the numbers of texts differ.
@@ -196,7 +197,7 @@ class LLM:
         rows = self._pool(
             list(zip(texts, others, strict=True)), ("query", "document"), truncate_prompt_tokens, use_tqdm
         )
-        return [sigmoid(value) for (value,) in rows]
+        return [score for _number, score in rows]
 
     def _pool(
         self,
@@ -205,8 +206,10 @@ class LLM:
         truncate_prompt_tokens: int | None,
         use_tqdm: bool,
     ) -> list[list[float]]:
+        options = PooledOptions(truncate_prompt_tokens)
+
         def encode(pair: tuple[str, str | None], _params: SamplingParams) -> tuple[None, list[int]]:
-            return None, self.engine.input_processor.encode_pooled(*pair, truncate_prompt_tokens, labels)
+            return None, self.engine.input_processor.encode_pooled(*pair, options, labels)
 
         outputs = self._run(pairs, encode, POOLING_PARAMS, use_tqdm, None)
         return [pooled_values(output) for output in outputs]

@@ -64,7 +64,6 @@ class ServedEngine:
         self.facts = facts
         self.tokenizer = tokenizer
         self.adapters = AdapterNames(facts.lora_modules, facts.max_loras)
-        is_reranker = facts.pooling is not None and facts.pooling.is_reranker
         self.input_processor = InputProcessor(
-            facts.model_config, tokenizer, facts.limits, seed, grammars, id_prefix, is_reranker=is_reranker
+            facts.model_config, tokenizer, facts.limits, seed, grammars, id_prefix, pooling=facts.pooling
         )

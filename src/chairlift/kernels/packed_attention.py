@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from chairlift.kernels.attention import AttentionBackend, AttentionMetadata, AttentionShape, KVCache, QKNorm, RotaryStep
-from chairlift.kernels.torch_ops import rotate
+from chairlift.kernels.torch_ops import rms_norm, rotate
 
 
 @dataclass(slots=True)
@@ -64,6 +64,10 @@ class PackedAttention(AttentionBackend[PackedTexts]):
         query, key, value = self.shape.split(qkv)
         assert key is not None
         assert value is not None
+        if qk_norm is not None:
+            assert qk_norm.key is not None
+            assert not qk_norm.norms_values
+            query, key = rms_norm(query, qk_norm.query, qk_norm.eps), rms_norm(key, qk_norm.key, qk_norm.eps)
         if rotary is not None:
             query, key = rotate(query, *rotary.rows), rotate(key, *rotary.rows)
         out = torch.empty(query.shape, dtype=query.dtype)
@@ -72,7 +76,9 @@ class PackedAttention(AttentionBackend[PackedTexts]):
             rows = slice(start, start + length)
             mask = None if sliding_window is None or sliding_window >= length else plan.mask(length, sliding_window)
             q, k, v = (each[rows].transpose(0, 1)[None] for each in (query, key, value))
-            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.shape.scale)
+            attended = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, scale=self.shape.scale, enable_gqa=self.shape.group_size > 1
+            )
             out[rows] = attended[0].transpose(0, 1)
 
         starts = accumulate(plan.lengths, initial=0)

@@ -14,7 +14,9 @@ from chairlift.kernels.weight_formats import FLOATS
 from chairlift.loading.generation_config import FILE_NAME, read_folder_defaults, read_gguf_defaults
 from chairlift.loading.gguf_file import ROPE_FACTORS, GGUFFile, part_paths
 from chairlift.loading.json_files import read_json
-from chairlift.loading.pooling_config import load_pooling
+from chairlift.loading.pooled_text_config import lowers_case
+from chairlift.loading.pooling_config import load_pooling, static_embedding_folder
+from chairlift.models.architectures.static_embedding import static_config
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.pooling import PoolingConfig
 from chairlift.models.quantization import quantized_module
@@ -174,6 +176,14 @@ class FolderSource(ModelSource):
     def _config_file(self) -> Path:
         return self.path if self.path.is_file() else self.path / CONFIG
 
+    @cached_property
+    def _static_folder(self) -> Path | None:
+        return static_embedding_folder(self.path)
+
+    @property
+    def _weights_folder(self) -> Path:
+        return self._static_folder or self.path
+
     def weights(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> FileWeights:
         if self.path.is_file():
             raise ModelLoadError(
@@ -181,12 +191,17 @@ class FolderSource(ModelSource):
             )
         from chairlift.loading.safetensors_weights import SafetensorsWeights
 
-        return SafetensorsWeights(self.path, config, dtype, device).checked()
+        return SafetensorsWeights(self._weights_folder, config, dtype, device).checked()
 
     def tokenizer(self) -> Tokenizer:
         from chairlift.loading.text.hf_tokenizer import folder_tokenizer
 
-        return folder_tokenizer(self._config_file.parent)
+        if self._static_folder is not None:
+            return folder_tokenizer(self._static_folder, has_settings=False)
+        tokenizer = folder_tokenizer(self._config_file.parent)
+        if lowers_case(self.path):
+            tokenizer.lower_case()
+        return tokenizer
 
     def defaults(self) -> SamplingDefaults:
         return read_folder_defaults(self.path)
@@ -195,12 +210,15 @@ class FolderSource(ModelSource):
         return load_pooling(self.path, config)
 
     def weight_files(self) -> list[Path]:
-        return sorted(self.path.glob("*.safetensors"))
+        return sorted(self._weights_folder.glob("*.safetensors"))
 
     def is_quantized(self, config: ModelConfig) -> bool:
         return config.quantization is not None and self.path.is_dir()
 
     def _read_config(self) -> ModelConfig:
+        if self._static_folder is not None:
+            file = self._static_folder / "model.safetensors"
+            return read_hf_config(static_config(_safetensors_header(file), str(file)), source=str(file))
         generation, file = read_json(self.path / FILE_NAME), self._config_file
         config = read_json(file)
         if "quantization_config" not in config and (separate := read_json(file.with_name(QUANTIZATION))):
@@ -223,16 +241,21 @@ class FolderSource(ModelSource):
 
 
 def _safetensors_formats(file: Path) -> dict[str, str]:
+    return {name: SAFETENSORS_FORMATS.get(kind, "f32") for name, (kind, _shape) in _safetensors_header(file).items()}
+
+
+def _safetensors_header(file: Path) -> dict[str, tuple[str, list[int]]]:
+    """The type and the shape of each tensor in a file."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(file, framework="np") as opened:
-            types = {name: opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+            return {name: (each.get_dtype(), each.get_shape()) for name, each in slices.items()}
     except (SafetensorError, OSError) as error:
         raise ModelLoadError(
             f"{file}: cannot be read ({error}); if it is truncated or damaged, download it again"
         ) from error
-    return {name: SAFETENSORS_FORMATS.get(kind, "f32") for name, kind in types.items()}
 
 
 def declared_formats(config: ModelConfig) -> Callable[[str], str]:

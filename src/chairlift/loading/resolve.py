@@ -14,6 +14,7 @@ from chairlift.errors import ModelLoadError
 from chairlift.loading.fetch import DEFAULT_MODEL, PACKAGED_MODELS, fetch_model
 from chairlift.loading.gguf_file import SPLIT_NAME, existing_parts, part_paths
 from chairlift.loading.model_source import CONFIG, FolderSource, GGUFSource, ModelSource
+from chairlift.loading.pooling_config import static_embedding_folder
 from chairlift.system.input_files import open_regular_file
 
 HUB_NAME: Final = re.compile(r"(?=.{3,96}\Z)[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -90,7 +91,7 @@ def model_name(model: str | None) -> str:
 
 
 def _folder(path: Path, name: str) -> ModelSource:
-    if (path / CONFIG).is_file():
+    if (path / CONFIG).is_file() or static_embedding_folder(path) is not None:
         return FolderSource(path, name)
     ggufs = sorted(path.glob("*.gguf"))
     hint = f"name the GGUF file: {ggufs[0]}" if ggufs else MODEL_KINDS

@@ -55,7 +55,8 @@ class EncoderModel:
         self._positions = builder.table(config.positions)
         types = builder.table(self._spec.token_types)
         self._types = None if types is None else types.clone()
-        self._embedding_norm = builder.norm_of_rows(self._spec.embedding_norm)
+        norm = self._spec.embedding_norm
+        self._embedding_norm = None if norm is None else builder.norm_of_rows(norm)
         self._rotary_tables = [
             RotaryTable(rope, size, config.max_position_embeddings, device, None) for rope, size in config.ropes
         ]
@@ -68,32 +69,29 @@ class EncoderModel:
         classifier = self._spec.classifier
         self._classifier = None if classifier is None else _Classifier(builder, classifier, config.hidden_size)
 
-    def forward(
-        self, token_ids: torch.Tensor, lengths: Sequence[int], token_types: torch.Tensor | None
-    ) -> torch.Tensor:
+    def forward(self, token_ids: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """Compute the hidden states of packed texts, float32 [T, hidden_size].
 
         Args:
-            token_ids: int64 [T], the tokens of all texts, one text after the other.
+            token_ids: int64 [T], the tokens of all texts, one text after the other. A token of type n has its id plus
+                n times the size of the vocabulary.
             lengths: the number of tokens of each text.
-            token_types: int64 [T]; None if all tokens have type 0.
         """
         positions = torch.cat([torch.arange(length) for length in lengths])
+        types, token_ids = token_ids // self.config.vocab_size, token_ids % self.config.vocab_size
         x = self._embedding(token_ids)
+        if self.config.embedding_multiplier != 1:
+            x = x.mul_(self.config.embedding_multiplier)
         if self._positions is not None and self.config.positions is not None:
             x = x.add_(self._positions[positions + self.config.positions.offset])
         if self._types is not None:
-            x = x.add_(self._types[0] if token_types is None else self._types[token_types])
-        x = self._embedding_norm(x, None)
+            x = x.add_(self._types[types])
+        x = x if self._embedding_norm is None else self._embedding_norm(x, None)
         for table in self._rotary_tables:
             table.extend(max(lengths))
         rotations = tuple(RotaryStep(positions, table.values) for table in self._rotary_tables)
         x = run_in_order(self.layers, x, StepContext(positions, rotations, (PackedTexts(list(lengths)),)))
         return (x if self._final_norm is None else self._final_norm(x, None)).float()
-
-    @property
-    def num_token_types(self) -> int:
-        return 1 if self._types is None else len(self._types)
 
     def scores(self, hidden: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """Compute the score of each text, float32 [N], from the hidden states of `forward`."""
@@ -114,26 +112,16 @@ class _Classifier:
         self._activation = torch.tanh if spec.activation == "tanh" else torch.nn.functional.gelu
 
     def __call__(self, hidden: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-        x = pool(hidden, lengths, self._pooling).to(self._dense.dtype)
+        x = _pooled(hidden, lengths, self._pooling).to(self._dense.dtype)
         x = self._activation(torch.nn.functional.linear(x, self._dense, self._bias))
         x = x if self._norm is None else self._norm(x, None)
         return torch.nn.functional.linear(x, self._output, self._output_bias)[:, 0].float()
 
 
-def pool(hidden: torch.Tensor, lengths: Sequence[int], pooling: str) -> torch.Tensor:
-    """One row for each packed text, float32 [N, hidden_size].
-
-    Args:
-        hidden: [T, hidden_size].
-        pooling: "cls" (the first token), "mean" or "last".
-    """
-    ends = torch.tensor(list(lengths)).cumsum(0)
-    if pooling == "cls":
-        return hidden[ends - torch.tensor(list(lengths))]
-    if pooling == "last":
-        return hidden[ends - 1]
-    starts = (end - length for end, length in zip(ends.tolist(), lengths, strict=True))
-    return torch.stack([hidden[start : start + length].mean(0) for start, length in zip(starts, lengths, strict=True)])
+def _pooled(hidden: torch.Tensor, lengths: Sequence[int], pooling: str) -> torch.Tensor:
+    """The state of the first token of each text, or the mean of its states."""
+    texts = torch.split_with_sizes(hidden, list(lengths))
+    return torch.stack([states[0] if pooling == "cls" else states.mean(0) for states in texts])
 
 
 def _run_all(apply: Callable[..., Iterable[None]], work: Sequence[Callable[[], None]]) -> None:

@@ -73,7 +73,7 @@ def read_hf_config(
     generation = ConfigFields(generation_config or {}, source.replace("config.json", "generation_config.json"))
     bos = fields.token_ids("bos_token_id")
     dtype_key = "dtype" if fields.get("dtype") is not None else "torch_dtype"
-    read = reader(fields)
+    read = _with_both_directions(fields, reader(fields))
     read = replace(
         read,
         architecture=architecture.name,
@@ -86,6 +86,21 @@ def read_hf_config(
     )
     _check_undeclared(fields, architecture.name, NEUTRAL_HF)
     return read
+
+
+def _with_both_directions(fields: ConfigFields, config: ModelConfig) -> ModelConfig:
+    """The declaration of a decoder whose tokens attend to later ones as well, as an encoder."""
+    keys = {"is_causal": False, "use_bidirectional_attention": True}
+    key = next((key for key, value in keys.items() if fields.get(key) is value), None)
+    if key is None or config.encoder is not None:
+        return config
+    if key == "use_bidirectional_attention" and config.name != "gemma3":
+        raise fields.error(key, "is true, which transformers has for Gemma 3 only: set is_causal to false")
+    try:
+        # With is_causal a token sees the tokens at a distance of the window, and with the other key those up to half.
+        return config.as_encoder(lambda window: window + 1 if key == "is_causal" else window // 2 + 1)
+    except ValueError as error:
+        raise fields.error(key, f"is {keys[key]}, which is not supported for models with {error}") from None
 
 
 def _check_undeclared(fields: ConfigFields, architecture: str, neutral: Collection[str]) -> None:

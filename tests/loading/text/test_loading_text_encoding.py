@@ -170,9 +170,11 @@ def test_pairs_and_first_tokens_equal_those_of_whole_texts(name: str, monkeypatc
     @given(texts, st.none() | texts, st.integers(4, 40))
     def check(text: str, second: str | None, num_tokens: int) -> None:
         assert tokenizer.first_tokens(text, num_tokens) == whole.first_tokens(text, num_tokens)
-        expected = whole.encode_pair(text, second, num_tokens)
-        assert tokenizer.encode_pair(text, second, num_tokens) == expected
-        assert len(expected) <= num_tokens
+        expected, found = (each.encode_pair(text, second, num_tokens) for each in (whole, tokenizer))
+        # Which one of two texts is longer is not known if only a part of each was tokenized.
+        are_long = second is not None and all(len(whole.encode(each)) > num_tokens for each in (text, second))
+        assert found == expected or are_long
+        assert len(found[0]) == len(expected[0]) <= num_tokens
 
     check()
 

@@ -25,6 +25,7 @@ from chairlift.engine.startup.pool_plan import (
     planned_pool,
     swap_bytes_in,
 )
+from chairlift.engine.startup.pooling_options import with_pooled_prefixes
 from chairlift.engine.startup.prepared_engine import PreparedEngine
 from chairlift.engine.startup.startup_log import describe_decoder
 from chairlift.engine.startup.token_budget import ChunkTimer, measure_rows, measure_steps
@@ -33,12 +34,12 @@ from chairlift.kernels.kernel_set import find_kernel_set
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.decoder import DecoderModel, StepPlan
 from chairlift.models.kv_layout import KVLayout
+from chairlift.models.pooling import PoolingConfig
 from chairlift.step_time import RowTime, StepTime
 from chairlift.system.memory_amounts import format_memory
 from chairlift.worker.adapter_slots import AdapterSlots
 from chairlift.worker.block_copier import BlockCopier
 from chairlift.worker.draft_model import DraftHead, DraftModel
-from chairlift.worker.encoder_runner import normalize
 from chairlift.worker.model_runner import ModelRunner
 from chairlift.worker.pooling import Pooling
 from chairlift.worker.prompt_logprobs import PromptLogprobs
@@ -57,6 +58,7 @@ def prepare_decoder(config: EngineConfig, loaded: LoadedDecoder, turn: StepTurn 
         ModelLoadError: the draft model cannot be found, read or run.
         ConfigError: this model or this machine cannot satisfy an option.
     """
+    config = with_pooled_prefixes(config, loaded.pooling)
     layout = plan_layout(config, loaded.config)
     draft = _provide_draft_model(config, loaded, layout)
     sizes = CacheSizes.of_model(loaded.config, loaded.choice.kv_cache_dtype, layout)
@@ -222,8 +224,9 @@ def _make_runner(
     extensions: list[StepExtension] = [] if block_copier is None else [block_copier]
     if loaded.lora is not None:
         extensions.append(AdapterSlots(loaded.lora, rows))
-    if (pooler := _make_pooler(loaded)) is not None:
-        return ModelRunner(loaded.model, rows, None, [*extensions, Pooling(pooler)], has_states=has_states(loaded))
+    if loaded.pooling is not None:
+        extensions.append(Pooling(_pooled_values(loaded, loaded.pooling), loaded.row_functions()))
+        return ModelRunner(loaded.model, rows, None, extensions, has_states=has_states(loaded))
     sampling = find_kernel_set(loaded.choice.kernels).make_sampling()
     sampler = Sampler.of_rows(rows, loaded.config.vocab_size, sampling, loaded.grammars)
     extensions.append(PromptLogprobs(loaded.model, rows, sampler))
@@ -257,11 +260,15 @@ class PredictorAlone:
         return self._model.predict(token_ids, positions, hidden, plan)
 
 
-def _make_pooler(loaded: LoadedDecoder) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The function that computes vectors or scores from hidden states of last tokens; None if the model generates
-    text."""
-    if (pooling := loaded.pooling) is None:
-        return None
-    if (tokens := pooling.classifier_tokens) is not None:
-        return lambda hidden: loaded.model.logits(hidden)[:, list(tokens)].diff()
-    return lambda hidden: normalize(loaded.model.final_hidden(hidden), pooling.normalize)
+def _pooled_values(loaded: LoadedDecoder, pooling: PoolingConfig) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The function of hidden states whose values are pooled: states after the final norm, or numbers that become
+    scores."""
+    if pooling.classifier_tokens is None:
+        return loaded.model.final_hidden
+    negative, positive = pooling.classifier_tokens
+
+    def numbers(hidden: torch.Tensor) -> torch.Tensor:
+        logits = loaded.model.logits(hidden)
+        return logits[:, [positive]] - (0.0 if negative is None else logits[:, [negative]])
+
+    return numbers

@@ -22,32 +22,26 @@ def prepare_encoder(config: EngineConfig, loaded: LoadedEncoder) -> PreparedEngi
     Raises:
         ConfigError: `max_model_len` exceeds what the model computes, or the token budget is smaller.
     """
-    longest = min(loaded.config.max_position_embeddings, loaded.pooling.max_seq_length or 1 << 30)
+    longest = loaded.config.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ConfigError(f"max_model_len={config.max_model_len} exceeds the {longest} tokens of the model: reduce it")
     max_model_len = config.max_model_len or longest
     budget = encoder_token_budget(config, max_model_len)
     limits = replace(config, max_num_batched_tokens=budget).scheduler_config(max_model_len)
     limits = replace(limits, is_pooling=True, enable_chunked_prefill=False)
-    sep = loaded.tokenizer.special_tokens.get("sep_token")
-    sep_id = None if sep is None else loaded.tokenizer.token_to_id(sep)
     return PreparedEngine(
         limits=limits,
         kv_cache_plan=NO_POOL,
         manager=NoKVMemory(),
-        runner=EncoderRunner(loaded.model, loaded.pooling, sep_id),
+        runner=EncoderRunner(loaded.model, loaded.row_functions()),
         max_request_slots=max_model_len,
         describe=lambda: _describe(loaded, limits),
     )
 
 
 def _describe(loaded: LoadedEncoder, limits: SchedulerConfig) -> list[str]:
-    pooling, what = loaded.pooling, "scores of pairs of texts"
-    if pooling.task != "score":
-        normalized = ", normalized" if pooling.normalize else ""
-        what = f"vectors of {loaded.config.hidden_size} values ({pooling.pooling} pooling{normalized})"
     return [
-        f"computes {what}",
+        f"computes {loaded.pooling.description}",
         f"weights: {format_memory(total(loaded.planned_weights))}; texts of at most {limits.max_model_len} tokens, "
         f"max_num_seqs={limits.max_num_seqs} and max_num_batched_tokens={limits.max_num_batched_tokens} in a step",
     ]

@@ -6,6 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from chairlift.config import QUANTIZATIONS, EngineConfig
 from chairlift.counts import counted
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.kv_cache_plan import KVCachePlan
+from chairlift.engine.pooled_prompts import with_tokenizer
 from chairlift.engine.startup.pooling_options import read_pooling
 from chairlift.engine.startup.threads import set_threads
 from chairlift.engine.startup.weight_plan import MatrixFormats, plan_lora, plan_weights
@@ -26,6 +28,7 @@ from chairlift.loading.file_weights import FileWeights
 from chairlift.loading.generation_config import load_sampling_defaults
 from chairlift.loading.model_source import CONFIG, ModelSource, declared_formats, encoder_error
 from chairlift.loading.resolve import resolve_model
+from chairlift.loading.row_steps import load_row_step
 from chairlift.loading.text.end_tokens import add_listed_ends
 from chairlift.loading.text.template_check import MAX_NAMED, add_turn_ends
 from chairlift.loading.text.tokenizer import Tokenizer
@@ -35,6 +38,7 @@ from chairlift.models.encoder import EncoderModel
 from chairlift.models.kv_layout import KVLayout
 from chairlift.models.pooling import PoolingConfig
 from chairlift.models.random_weights import RandomWeights
+from chairlift.models.text_pooling import RowFunctions
 from chairlift.sampling_params import SamplingDefaults
 from chairlift.step_time import RowTime, StepTime
 from chairlift.system.memory_amounts import format_memory
@@ -104,6 +108,11 @@ class LoadedModel(ABC):
         kernels = f"kernels: {choice.description}{types}"
         return f"{self.name} ({config.name}, {config.num_layers} layers) on {self.device}, {kernels}"
 
+    def row_functions(self) -> RowFunctions:
+        """The functions of rows of a model that computes vectors or scores; raises ModelLoadError."""
+        assert self.pooling is not None, "the model computes vectors or scores"
+        return RowFunctions(self.pooling, partial(load_row_step, device=self.device))
+
     @property
     def lora(self) -> LoraAdapters | None:
         """The LoRA adapters of the model; None if it has none."""
@@ -161,7 +170,7 @@ class LoadedDecoder(LoadedModel):
             quantization=self.choice.quantization,
             kv_cache_dtype=_torch_dtype(self.choice.kv_cache_dtype),
             max_model_len=self.engine_config.max_model_len,
-            has_pooling=self.pooling is not None and not self.pooling.is_reranker,
+            has_pooling=self.pooling is not None and not self.pooling.needs_head,
             max_loras=self.engine_config.num_loras,
             max_lora_rank=self.engine_config.max_lora_rank,
         )
@@ -287,6 +296,8 @@ def _apply_tokenizer(
     if pooling is not None and config.classifier_from_token is not None:
         tokens = _classifier_tokens(config.classifier_from_token, tokenizer, model_config.vocab_size)
         pooling = replace(pooling, classifier_tokens=tokens)
+    if pooling is not None and isinstance(tokenizer, Tokenizer):
+        pooling = with_tokenizer(pooling, tokenizer, name)
     if pooling is not None or not isinstance(tokenizer, Tokenizer):
         return model_config, pooling, None
     found = add_listed_ends(add_turn_ends(model_config.eos_token_ids, tokenizer, name), tokenizer, name)

@@ -50,14 +50,35 @@ def read_pooling(
     if model_config.encoder is not None:
         _check_encoder_options(config, source.name)
     elif config.classifier_from_token is not None:
-        if pooling is not None:
+        if pooling is not None and not pooling.needs_head:
             raise ConfigError(
                 f"classifier_from_token has no use for {source.name!r}, which computes vectors: remove it"
             )
-        pooling = PoolingConfig("score", "last")
-    if pooling is not None and config.record_trace is not None:
+        own = PoolingConfig("score", model_config.hidden_size, modes=("lasttoken",), has_own_prompt=True)
+        pooling = pooling or own
+    if pooling is None:
+        return model_config, None
+    if config.record_trace is not None:
         raise ConfigError(f"record_trace records outputs, and {source.name!r} computes vectors: remove record_trace")
-    return (model_config if pooling is None else pooling.without_unused_head(model_config)), pooling
+    if not pooling.reads_last_token_only:
+        _check_options_of_states(config, source.name)
+    context = min(model_config.max_position_embeddings, pooling.text.max_tokens or 1 << 30)
+    return pooling.without_unused_head(replace(model_config, max_position_embeddings=context)), pooling
+
+
+def with_pooled_prefixes(config: EngineConfig, pooling: PoolingConfig | None) -> EngineConfig:
+    """The configuration without a prefix cache, if the hidden states of all tokens of a text are pooled."""
+    needs_all = pooling is not None and not pooling.reads_last_token_only
+    return replace(config, enable_prefix_caching=False) if needs_all else config
+
+
+def _check_options_of_states(config: EngineConfig, name: str) -> None:
+    """Reject options that skip the computation of tokens."""
+    swaps = config.preemption_mode == "swap"
+    given = {"enable_prefix_caching": config.enable_prefix_caching, "preemption_mode": swaps}
+    for option, is_set in given.items():
+        if is_set:
+            raise ConfigError(f"{option} has no use for {name!r}, which pools the states of all tokens: remove it")
 
 
 def _check_encoder_options(config: EngineConfig, name: str) -> None:

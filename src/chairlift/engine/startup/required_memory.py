@@ -8,7 +8,7 @@ from typing import Final
 from chairlift.config import EngineConfig
 from chairlift.engine.startup.memory_plan import MemoryPlan, PlannedDraft, draft_config, plan_memory
 from chairlift.engine.startup.pool_plan import FREE_MEMORY_SHARE
-from chairlift.engine.startup.pooling_options import read_pooling, without_options_of_all_models
+from chairlift.engine.startup.pooling_options import read_pooling, with_pooled_prefixes, without_options_of_all_models
 from chairlift.kernels.kernel_memory import total
 from chairlift.loading.resolve import resolve_model
 from chairlift.system.memory_amounts import format_memory
@@ -61,6 +61,7 @@ def plan_required_memory(
     if model_config.encoder is not None and common is not None:
         config = without_options_of_all_models(config, common, source.name)
     model_config, pooling = read_pooling(config, source, model_config)
+    config = with_pooled_prefixes(config, pooling)
     formats, name = source.formats(model_config), source.name
     draft = None
     if (speculative := config.speculative) is not None and speculative.model is not None:

@@ -60,9 +60,8 @@ def _small_values(config: ModelConfig, size: int) -> list[MemoryItem]:
     if table is not None:
         counts["positions"] = table.num_values
     if (encoder := config.encoder) is not None:
-        types = encoder.token_types
-        num_types = 0 if types is None else types.num_values
-        counts["token types and norm of embeddings"] = encoder.embedding_norm.num_values + num_types
+        parts = (each for each in (encoder.token_types, encoder.embedding_norm) if each is not None)
+        counts["token types and norm of embeddings"] = sum(each.num_values for each in parts)
     if norm is not None:
         counts["final norm"] = norm.num_values
     if config.predictor is not None:

@@ -23,17 +23,20 @@ PROCESSOR_FILES: Final = ("chat_template.json", "processor_config.json")
 """Files in which models with images may have the only copy of their chat template."""
 
 
-def folder_tokenizer(folder: Path) -> Tokenizer:
+def folder_tokenizer(folder: Path, *, has_settings: bool = True) -> Tokenizer:
     """Load the tokenizer of a folder. It returns the same ids as AutoTokenizer of transformers 5.
 
     It consists of `tokenizer.json` and the optional files `tokenizer_config.json`, `special_tokens_map.json`,
     `added_tokens.json`, and `chat_template.jinja` or an older file of the template. `add_bos_token` and `add_eos_token`
     have no effect, as in transformers: `tokenizer.json` and the class of the tokenizer specify these tokens.
 
+    Args:
+        has_settings: whether the other files are read. A StaticEmbedding reads `tokenizer.json` alone.
+
     Raises:
         ModelLoadError: `tokenizer.json` is missing, or a file is damaged.
     """
-    settings = _settings(folder)
+    settings = _settings(folder) if has_settings else {}
     special_tokens = {role: text for role in ROLES if (text := _text(settings.get(role))) is not None}
     file = folder / "tokenizer.json"
     if not file.is_file():
@@ -51,6 +54,8 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
         raise ModelLoadError(
             f"{file}: cannot be read ({error}); if it is truncated or damaged, download it again"
         ) from error
+    if not has_settings:
+        return Tokenizer(backend)
     has_byte_level = b'"ByteLevel"' in raw
     name = tokenizer_class(settings, read_json(folder / "config.json"), has_byte_level=has_byte_level)
     try:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
 import tokenizers
-from tokenizers import processors
+from tokenizers import normalizers, processors
 
 from chairlift.errors import RequestError
 from chairlift.loading.text.added_token_guard import AddedTokenGuard
@@ -67,6 +68,13 @@ class Tokenizer:
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
         self._token_to_bytes = make_token_to_bytes(backend)
         self.chat_template = ChatTemplate(chat_template, self.special_tokens) if chat_template else None
+
+    def lower_case(self) -> None:
+        """Lower the case of texts before they are encoded, unless the tokenizer does so already."""
+        own = self.backend.normalizer
+        if not any(step["type"] == "Lowercase" for step in steps(own)):
+            lowers = normalizers.Lowercase()
+            self.backend.normalizer = lowers if own is None else normalizers.Sequence([lowers, own])
 
     def tokens_from(self, first_id: int) -> list[str]:
         """The tokens whose ids are at least `first_id`, such as those that have no row in the embedding of a model."""
@@ -131,36 +139,58 @@ class Tokenizer:
             start, num_found = start + len(part), num_found + num_kept
         return text
 
-    def encode_pair(self, text: str, second: str | None = None, max_tokens: int | None = None) -> list[int]:
+    def encode_pair(
+        self,
+        text: str,
+        second: str | None = None,
+        max_tokens: int | None = None,
+        *,
+        add_special_tokens: bool = True,
+        cuts_start: bool = False,
+    ) -> tuple[list[int], list[int]]:
         """Encode a text, or two texts with the model's tokens between them, for a vector or a score.
 
         Args:
-            max_tokens: both texts and the tokens that the model adds have at most this number of tokens: first the
-                end of the second text is cut off, then the end of the first one.
+            max_tokens: both texts and the tokens that the model adds have at most this number of tokens. The longer
+                text is cut off, and both if they have the same length, as by `longest_first` of transformers.
+            cuts_start: texts are cut off at their beginning instead of their end.
+
+        Returns:
+            The tokens and their types.
 
         Raises:
             RequestError: as `room_for_texts`.
         """
         room = None
         if max_tokens is not None:
-            room = room_for_texts(max_tokens, self.backend.num_special_tokens_to_add(second is not None))
-        first = self._first_encoding(text, room)
-        left = None if room is None else room - len(first)
-        other = None if second is None else self._first_encoding(second, left)
-        ids: list[int] = self.backend.post_process(first, other).ids
-        return ids
+            num_added = self.backend.num_special_tokens_to_add(second is not None) if add_special_tokens else 0
+            room = room_for_texts(max_tokens, num_added)
+        first, length = self._part_encoding(text, room, cuts_start)
+        other, other_length = (None, 0.0) if second is None else self._part_encoding(second, room, cuts_start)
+        if room is not None:
+            most, most_other = _longest_first(length, other_length, room)
+            first.truncate(most, direction="left" if cuts_start else "right")
+            if other is not None:
+                other.truncate(most_other, direction="left" if cuts_start else "right")
+        encoded = self.backend.post_process(first, other, add_special_tokens)
+        return encoded.ids, encoded.type_ids
 
-    def _first_encoding(self, text: str, max_tokens: int | None) -> tokenizers.Encoding:
-        """The encoding of the first tokens of a text, without tokens that the model adds; None for all of them."""
-        parts = [text] if max_tokens is None else self._cutter.parts(text, max_tokens)
-        found = tokenizers.Encoding()
+    def _part_encoding(self, text: str, max_tokens: int | None, from_end: bool) -> tuple[tokenizers.Encoding, float]:
+        """The encoding of at least `max_tokens` tokens at the beginning or the end of a text, without tokens that the
+        model adds, and the length of the text in tokens, which is infinite if not all of it was encoded. None for all
+        tokens."""
+        parts = [text] if max_tokens is None else self._cutter.parts(text, max_tokens, from_end=from_end)
+        found, num_characters = tokenizers.Encoding(), 0
         for part in parts:
-            encoding = encode_text(self.backend, part, add_special_tokens=False)
-            found = tokenizers.Encoding.merge([found, encoding], growing_offsets=False) if len(found) else encoding
+            encoding, num_characters = (
+                encode_text(self.backend, part, add_special_tokens=False),
+                num_characters + len(part),
+            )
+            pieces = [encoding, found] if from_end else [found, encoding]
+            found = tokenizers.Encoding.merge(pieces, growing_offsets=False) if len(found) else encoding
             if max_tokens is not None and len(found) >= max_tokens:
-                found.truncate(max_tokens)
                 break
-        return found
+        return found, len(found) if num_characters == len(text) else math.inf
 
     @cached_property
     def _cutter(self) -> TextCutter:
@@ -232,6 +262,20 @@ class Tokenizer:
                 "messages: this model has no chat template; send the rendered prompt to the completions API", "messages"
             )
         return self.chat_template.render(messages, **options)
+
+
+def _longest_first(length: float, other: float, room: int) -> tuple[int, int]:
+    """The numbers of tokens of two texts that are kept, as by `longest_first` of the library.
+
+    Of two texts of infinite length the second one counts as longer.
+    """
+    if length + other <= room:
+        return int(length), int(other)
+    shorter = int(min(length, other, room))
+    if shorter <= room - shorter:
+        return (shorter, room - shorter) if length <= other else (room - shorter, shorter)
+    half = (room // 2, room - room // 2)
+    return half if length <= other else half[::-1]
 
 
 def set_bos_and_eos(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:

@@ -56,7 +56,6 @@ class GemmaConfigReader(LlamaConfigReader):
     """The reader of Gemma 1 to 3 without images. The norms of GGUF files have complete weights."""
 
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
-        fields.allow_only("use_bidirectional_attention", False, "attention must be causal")
         sizes = super().read_sizes(fields)
         offset = 0.0 if isinstance(fields, GGUFHeader) else 1.0
         sizes = replace(sizes, norm_weight_offset=offset, embedding_multiplier=math.sqrt(sizes.hidden_size))

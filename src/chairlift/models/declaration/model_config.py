@@ -99,14 +99,18 @@ class EncoderSpec:
     """What distinguishes an encoder from a decoder: the tokens of a text attend to one another in both directions.
 
     Attributes:
-        embedding_norm: the norm of the sum of embeddings.
+        embedding_norm: the norm of the sum of embeddings, or None.
         token_types: the table of token types, whose first row applies to single texts; or None.
         classifier: the head of a cross-encoder, or None.
     """
 
-    embedding_norm: NormSpec
+    embedding_norm: NormSpec | None = None
     token_types: PositionTableSpec | None = None
     classifier: ClassifierSpec | None = None
+
+    @property
+    def num_token_types(self) -> int:
+        return 1 if self.token_types is None else self.token_types.rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +162,30 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
     quantization: Quantization | None = None
+
+    def as_encoder(self, window: Callable[[int], int]) -> ModelConfig:
+        """Return the declaration of an encoder with the layers of this decoder.
+
+        Args:
+            window: window of the decoder -> the distance from which on tokens do not see one another.
+
+        Raises:
+            ValueError: it has what only decoders compute; the message names it.
+        """
+        layers = []
+        for layer in self.layers:
+            spec = layer.attention
+            if spec is None or spec.latent is not None or layer.per_layer_branch is not None:
+                raise ValueError("recurrent layers, compressed keys or embeddings of layers")
+            if spec.logits_soft_cap is not None or spec.sinks is not None:
+                raise ValueError("soft caps or sinks of attention")
+            size = spec.sliding_window
+            layers.append(
+                replace(layer, attention=replace(spec, sliding_window=None if size is None else window(size)))
+            )
+        return replace(
+            self, layers=tuple(layers), tie_word_embeddings=True, encoder=EncoderSpec(), unneeded_modules=("lm_head",)
+        )
 
     def with_recurrences(self, recurrent: Sequence[bool], declare: Callable[[int], RecurrenceSpec]) -> ModelConfig:
         """Return the declaration with a recurrence in place of attention in some layers, under the same norms.
@@ -251,7 +279,8 @@ class ModelConfig:
         if self.predictor is not None:
             yield from (norm.name for norm in self.predictor.norms)
         if self.encoder is not None:
-            yield self.encoder.embedding_norm.name
+            if self.encoder.embedding_norm is not None:
+                yield self.encoder.embedding_norm.name
             if (classifier := self.encoder.classifier) is not None and classifier.norm is not None:
                 yield classifier.norm.name
 

@@ -133,6 +133,13 @@ class ConfigFields:
         if value != supported:
             raise self.error(key, f"is {value!r}, which is not supported: {reason}")
 
+    def unread(self) -> dict[str, Any]:
+        """Return the fields of this object that no reader has read, and that have a value."""
+        names = (name for name in self._values if isinstance(name, str) and name.startswith(self._prefix))
+        keys = (name.removeprefix(self._prefix) for name in names)
+        values = ((key, self._values[self._prefix + key]) for key in keys if key not in self._read_keys)
+        return {key: value for key, value in values if value is not None}
+
     def reject_undeclared(
         self,
         owner: str,
@@ -150,17 +157,16 @@ class ConfigFields:
             The names and values of the harmless fields.
         """
         harmless: dict[str, Any] = {}
-        for name, value in self._values.items():
-            key = name.removeprefix(self._prefix)
-            has_prefix = isinstance(name, str) and name.startswith(self._prefix)
-            if has_prefix and value is not None and key not in self._read_keys and key not in neutral:
-                if not is_harmless(key, value):
-                    raise self.error(
-                        key,
-                        f"is {shortened(value)}, and the {owner} does not declare this property; "
-                        f"remove it from the file if it has no influence on inference",
-                    )
-                harmless[name] = value
+        for key, value in self.unread().items():
+            if key in neutral:
+                continue
+            if not is_harmless(key, value):
+                raise self.error(
+                    key,
+                    f"is {shortened(value)}, and the {owner} does not declare this property; "
+                    f"remove it from the file if it has no influence on inference",
+                )
+            harmless[self._prefix + key] = value
         for nested in self._nested.values():
             harmless |= nested.reject_undeclared(owner, neutral, is_harmless)
         return harmless

@@ -351,7 +351,7 @@ def check_size(plan: RequestPlan, limits: RequestLimits) -> None:
     """Raise RequestError if the response to a plan may have more than MAX_ANSWERS_PER_CALL answers, or more than
     MAX_LOGPROB_ENTRIES logprobs."""
     params, num_answers, entries = plan.params, len(plan.prompts) * plan.params.n, 0
-    if num_answers > MAX_ANSWERS_PER_CALL:
+    if num_answers > MAX_ANSWERS_PER_CALL and not limits.is_pooling:
         raise RequestError(
             f"{counted(len(plan.prompts), 'prompt')} with n={params.n} would produce {num_answers} answers, but at "
             f"most {MAX_ANSWERS_PER_CALL} are allowed per call: split the prompts into several calls",

@@ -4,39 +4,103 @@ and Cohere, as in vLLM)."""
 from __future__ import annotations
 
 import base64
-import math
 from array import array
-from collections.abc import Sequence
-from dataclasses import replace
-from operator import mul
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, Field
 
 from chairlift.engine.input_processor import NoTokenizer
-from chairlift.engine.pooling import POOLING_PARAMS, TASKS, check_task, pooled_values, sigmoid, truncate_vector
+from chairlift.engine.pooled_prompts import PooledOptions
+from chairlift.engine.pooling import (
+    POOLING_PARAMS,
+    TASKS,
+    check_task,
+    converted_vector,
+    pooled_values,
+    similarity,
+    truncate_vector,
+)
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import RequestError
+from chairlift.models.pooling import PoolingConfig
 from chairlift.outputs import RequestOutput
 from chairlift.server.api.endpoint import endpoint
 from chairlift.server.api.engine_call import EngineCall
 from chairlift.server.preparation.conversation import ModelPlanner, RequestPlan
-from chairlift.server.protocol.base import MAX_PROMPTS, RequestBody, advisory, as_list, labelled_values, omitted_if_null
+from chairlift.server.protocol.base import (
+    MAX_MESSAGES,
+    MAX_POOLED_TOKENS,
+    ReceivedObject,
+    advisory,
+    as_list,
+    labelled_values,
+    omitted_if_null,
+)
+from chairlift.server.protocol.chat import ChatCompletionRequest, ChatMessage
 from chairlift.server.protocol.sampling import CallFields
 
-Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+COUNTED_TOKENS: Final = 64  # that a text counts at least, because each text is a request of its own
+MOST_TEXTS: Final = MAX_POOLED_TOKENS // COUNTED_TOKENS
+
+Texts = Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
 Tokens = Annotated[list[int], Field(min_length=1)]
 
 
-class EmbeddingRequest(CallFields):
+class PooledFields(CallFields):
+    """The fields that all endpoints of this module accept."""
+
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="The side that `truncate_prompt_tokens` cuts off. Default: that of the model."
+    )
+    padding: Literal["do_not_pad"] | None = Field(None, description="Texts are never padded.")
+
+    def options(self, **others: Any) -> PooledOptions:
+        return PooledOptions(self.truncate_prompt_tokens, self.truncation_side, **others)
+
+
+class EmbeddingRequest(PooledFields):
     """The body of POST /v1/embeddings."""
 
-    content_fields = ("input",)
-    input: str | Texts | Tokens | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_PROMPTS)]
+    content_fields = ("input", "messages")
+    input: str | Texts | Tokens | Annotated[list[Tokens], Field(min_length=1, max_length=MOST_TEXTS)] | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(
-        None, ge=1, description="Number of first values of each vector, scaled to length 1; for Matryoshka models."
+        None,
+        ge=1,
+        description="Number of first values of each vector, for Matryoshka models; scaled to length 1 if the model "
+        "normalizes its vectors.",
     )
+    # -- fields of vLLM --
+    add_special_tokens: bool | None = Field(None, description="Default: true for a text, false for messages.")
+    embed_dtype: Literal["float32", "float16", "bfloat16"] = Field("float32", description="The type in base64.")
+    endianness: Literal["native", "little", "big"] = Field("native", description="The order of bytes in base64.")
+    use_activation: Literal[True] | None = Field(None, description="Vectors are those of the modules of the model.")
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = Field(
+        None, description="A conversation in place of `input`."
+    )
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def chat(self) -> ChatCompletionRequest | None:
+        """The messages as a chat request, or None for `input`; raises RequestError."""
+        if (self.input is None) == (self.messages is None):
+            raise RequestError("send either input or messages", "input")
+        names = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.messages is not None:
+            return ChatCompletionRequest(messages=self.messages, **{"add_generation_prompt": False, **given})
+        if given:
+            name = next(iter(given))
+            raise RequestError(f"{name} is only allowed with messages: leave it out", name)
+        return None
+
+    def written(self, vector: bytes) -> list[float] | str:
+        """A vector (float32) in the form of the response."""
+        if self.encoding_format == "float":
+            return array("f", vector).tolist()
+        return base64.b64encode(converted_vector(vector, self.embed_dtype, self.endianness == "big")).decode()
 
 
 class EmbeddingUsage(BaseModel):
@@ -59,7 +123,14 @@ class EmbeddingResponse(BaseModel):
     usage: EmbeddingUsage
 
 
-class ScoreRequest(CallFields):
+class ScoringFields(PooledFields):
+    """The fields of vLLM that scores and reranking share."""
+
+    use_activation: bool | None = Field(None, description="false: the numbers before the activation.")
+    instruction: str | None = Field(None, description="Replaces the instruction of models that have one.")
+
+
+class ScoreRequest(ScoringFields):
     """The body of POST /v1/score: one first text for all second texts, or one for each."""
 
     text_1: str | Texts
@@ -81,23 +152,32 @@ class ScoreResponse(BaseModel):
     usage: EmbeddingUsage
 
 
-class RerankDocument(RequestBody):
+class RerankDocument(ReceivedObject):
+    """A document, whose other fields have no effect."""
+
     text: str
 
 
-class RerankRequest(CallFields):
+class RerankRequest(ScoringFields):
     """The body of POST /v1/rerank and /v2/rerank."""
 
     query: str
-    documents: Annotated[list[str | RerankDocument], Field(min_length=1, max_length=MAX_PROMPTS)]
+    documents: Annotated[list[str | RerankDocument], Field(min_length=1, max_length=MOST_TEXTS)]
     top_n: int | None = Field(None, ge=0, description="Number of results; null or 0 for all.")
     return_documents: bool = True
     # -- fields of Cohere --
-    max_tokens_per_doc: int | None = Field(None, ge=1, description="The end of longer documents is not compared.")
+    max_tokens_per_doc: int | None = Field(
+        None, ge=0, description="0: no limit. The end of longer documents is not compared."
+    )
     relevant_spans: dict[str, Any] | None = advisory("Has no effect: spans are not searched.", {"mode": "disabled"})
 
     def texts(self) -> list[str]:
         return [document if isinstance(document, str) else document.text for document in self.documents]
+
+    def ignored_fields(self) -> list[str]:
+        objects = (document for document in self.documents if isinstance(document, RerankDocument))
+        keys = {f"documents.{key}" for document in objects for key in document.model_extra or ()}
+        return super().ignored_fields() + sorted(keys)
 
 
 class RerankResult(BaseModel):
@@ -115,7 +195,7 @@ class RerankResponse(BaseModel):
 
 
 def _plan_pairs(
-    engine: ServedEngine, firsts: list[str], seconds: list[str], body: CallFields, fields: tuple[str, str]
+    engine: ServedEngine, firsts: list[str], seconds: list[str], body: ScoringFields, fields: tuple[str, str]
 ) -> RequestPlan:
     """The prompts of pairs: both texts in one for a cross-encoder, otherwise all first and then all second texts.
 
@@ -125,14 +205,32 @@ def _plan_pairs(
     pooling = engine.facts.pooling
     if pooling is None:
         raise RequestError(f"the model {TASKS[None]}", "model")
-    encode_pooled, most = engine.input_processor.encode_pooled, body.truncate_prompt_tokens
+    encode, options = engine.input_processor.encode_pooled, body.options(instruction=body.instruction)
     first_texts, second_texts = labelled_values(fields[0], firsts), labelled_values(fields[1], seconds)
     if pooling.task == "score":
         pairs = zip(first_texts * (len(seconds) // len(firsts)), second_texts, strict=True)
-        prompts = [encode_pooled(first, second, most, (label, other)) for (label, first), (other, second) in pairs]
+        prompts = (encode(first, second, options, (label, other)) for (label, first), (other, second) in pairs)
     else:
-        prompts = [encode_pooled(text, None, most, (label,)) for label, text in (*first_texts, *second_texts)]
-    return RequestPlan([(None, token_ids) for token_ids in prompts], POOLING_PARAMS)
+        prompts = (encode(text, None, options, (label,)) for label, text in (*first_texts, *second_texts))
+    ignored = [] if body.instruction is None or pooling.reads_instruction else ["instruction"]
+    if body.priority and not engine.input_processor.limits.supports_priority and fields[0] == "query":
+        ignored.append("priority")
+    return _plan(prompts, fields[1], tuple(ignored))
+
+
+def _plan(prompts: Iterable[list[int]], field: str, ignored: tuple[str, ...] = ()) -> RequestPlan:
+    """The plan of prompts, which are computed one after the other until the call has too many tokens."""
+    found, total = [], 0
+    for token_ids in prompts:
+        found.append(token_ids)
+        total += max(len(token_ids), COUNTED_TOKENS)
+        if total > MAX_POOLED_TOKENS:
+            raise RequestError(
+                f"{field}: the first {len(found)} texts have more than {MAX_POOLED_TOKENS} tokens together, the limit "
+                f"of one call, where a text counts as at least {COUNTED_TOKENS}: send them in several calls",
+                field,
+            )
+    return RequestPlan([(None, token_ids) for token_ids in found], POOLING_PARAMS, ignored=ignored)
 
 
 def _usage(call: EngineCall[Any, Any]) -> EmbeddingUsage:
@@ -143,36 +241,37 @@ class EmbeddingCall(EngineCall[EmbeddingRequest, RequestPlan]):
     id_prefix = "embd-"
 
     def response(self, outputs: list[RequestOutput]) -> EmbeddingResponse:
-        data = []
-        for index, output in enumerate(outputs):
-            vector = truncate_vector(output.pooled or b"", self.body.dimensions)
-            is_base64 = self.body.encoding_format == "base64"
-            values = base64.b64encode(vector).decode() if is_base64 else array("f", vector).tolist()
-            data.append(EmbeddingData.model_construct(index=index, embedding=values))
+        pooling = self.llm.engine.facts.pooling
+        assert pooling is not None, "the model computes vectors"
+        vectors = (truncate_vector(output.pooled or b"", self.body.dimensions, pooling) for output in outputs)
+        values = map(self.body.written, vectors)
+        data = [EmbeddingData.model_construct(index=index, embedding=each) for index, each in enumerate(values)]
         return EmbeddingResponse.model_construct(data=data, model=self.model, usage=_usage(self))
 
 
-def pair_scores(outputs: Sequence[RequestOutput], num_pairs: int) -> list[float]:
-    """The scores of pairs: from 0 to 1 by a cross-encoder, or the cosines of the vectors of both texts."""
-    rows = [pooled_values(output) for output in outputs]
-    if all(len(row) == 1 for row in rows):
-        return [sigmoid(row[0]) for row in rows]
-    lengths = [max(math.hypot(*row), 1e-12) for row in rows]
-    vectors = list(zip(rows, lengths, strict=True))
-    firsts, seconds = vectors[:-num_pairs], vectors[-num_pairs:]
+def pair_scores(
+    outputs: Sequence[RequestOutput], num_pairs: int, pooling: PoolingConfig | None, use_activation: bool | None
+) -> list[float]:
+    """The scores of pairs by a cross-encoder, or by the vectors of both texts. Equal pairs have equal scores, although
+    the last bits of a result may depend on the texts that are computed in the same step."""
+    assert pooling is not None, "the model computes vectors or scores"
+    rows_of: dict[tuple[int, ...], list[float]] = {}
+    rows = [rows_of.setdefault(tuple(output.prompt_token_ids), pooled_values(output)) for output in outputs]
+    if pooling.task == "score":
+        return [row[0 if use_activation is False else 1] for row in rows]
+    firsts, seconds = rows[:-num_pairs], rows[-num_pairs:]
     if len(firsts) == 1:
         firsts *= num_pairs
-    return [
-        sum(map(mul, first, second)) / (length * other)
-        for (first, length), (second, other) in zip(firsts, seconds, strict=True)
-    ]
+    pairs = zip(firsts, seconds, strict=True)
+    return [similarity(first, second, pooling.similarity) for first, second in pairs]
 
 
 class ScoreCall(EngineCall[ScoreRequest, RequestPlan]):
     id_prefix = "score-"
 
     def response(self, outputs: list[RequestOutput]) -> ScoreResponse:
-        scores = pair_scores(outputs, len(as_list(self.body.text_2)))
+        pooling = self.llm.engine.facts.pooling
+        scores = pair_scores(outputs, len(as_list(self.body.text_2)), pooling, self.body.use_activation)
         data = [ScoreData(index=index, score=score) for index, score in enumerate(scores)]
         return ScoreResponse(id=self.id, created=self.created, model=self.model, data=data, usage=_usage(self))
 
@@ -182,7 +281,7 @@ class RerankCall(EngineCall[RerankRequest, RequestPlan]):
 
     def response(self, outputs: list[RequestOutput]) -> RerankResponse:
         texts = self.body.texts()
-        scores = pair_scores(outputs, len(texts))
+        scores = pair_scores(outputs, len(texts), self.llm.engine.facts.pooling, self.body.use_activation)
         ranked = sorted(range(len(texts)), key=lambda index: -scores[index])[: self.body.top_n or None]
         results = [
             RerankResult(
@@ -201,17 +300,20 @@ def create_embeddings(planner: ModelPlanner, body: EmbeddingRequest) -> RequestP
     """Compute the vectors of texts (OpenAI)."""
     engine = planner.engine
     check_task(engine.facts, "embed")
-    size = engine.facts.model_config.hidden_size
+    assert engine.facts.pooling is not None, "the task has been checked"
+    size = engine.facts.pooling.vector_size
     if body.dimensions is not None and body.dimensions > size:
         raise RequestError(f"dimensions={body.dimensions} exceeds the {size} values of a vector", "dimensions")
-    processor, most = engine.input_processor, body.truncate_prompt_tokens
-    prompts = [
-        processor.encode_pooled(text, None, most, (label,))
+    processor, options = engine.input_processor, body.options(add_special_tokens=body.add_special_tokens)
+    if (chat := body.chat()) is not None:
+        return _plan([processor.encode_pooled_messages(planner.rendered(chat), options)], "messages")
+    prompts = (
+        processor.encode_pooled(text, None, options, (label,))
         if isinstance(text, str)
-        else processor.check_pooled(text, most, label)
-        for label, text in labelled_values("input", as_list(body.input))
-    ]
-    return RequestPlan([(None, token_ids) for token_ids in prompts], POOLING_PARAMS)
+        else processor.check_pooled(text, options, label)
+        for label, text in labelled_values("input", as_list(body.input or []))
+    )
+    return _plan(prompts, "input")
 
 
 @endpoint("/v1/score", ScoreResponse, ScoreCall, ("/score",))
@@ -228,9 +330,7 @@ def create_scores(planner: ModelPlanner, body: ScoreRequest) -> RequestPlan:
 def rerank_documents(planner: ModelPlanner, body: RerankRequest) -> RequestPlan:
     """Sort documents by their relevance for a query (Jina, Cohere)."""
     engine, texts = planner.engine, body.texts()
-    if (most := body.max_tokens_per_doc) is not None:
+    if most := body.max_tokens_per_doc:
         assert not isinstance(engine.tokenizer, NoTokenizer), "a model that computes scores has a tokenizer"
         texts = [engine.tokenizer.first_tokens(text, most) for text in texts]
-    plan = _plan_pairs(engine, [body.query], texts, body, ("query", "documents"))
-    has_effect = not body.priority or engine.input_processor.limits.supports_priority
-    return plan if has_effect else replace(plan, ignored=("priority",))
+    return _plan_pairs(engine, [body.query], texts, body, ("query", "documents"))

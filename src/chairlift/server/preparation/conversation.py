@@ -231,9 +231,13 @@ class ModelPlanner:
         others = ["reasoning_effort"] * ignores_effort + ["thinking_token_budget"] * has_budget
         return others + chat.unread_options(names)
 
-    def prompt_token_ids(self, conversation: Conversation | CountTokensRequest) -> list[int]:
+    def rendered(self, conversation: Conversation | CountTokensRequest) -> MarkedText:
+        """The prompt of a conversation; raises RequestError."""
         body = conversation.to_chat()
-        text = self._render(body, _ToolSelection.of(body))
+        return self._render(body, _ToolSelection.of(body))
+
+    def prompt_token_ids(self, conversation: Conversation | CountTokensRequest) -> list[int]:
+        text, body = self.rendered(conversation), conversation.to_chat()
         adds_special = bool(body.add_special_tokens)
         return self.engine.input_processor.encode_text(text, "messages", add_special_tokens=adds_special)
 
