@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from chairlift import LLM, AsyncLLM
+from chairlift.server.api.pooling import MOST_TEXTS
 from chairlift.server.api.routes import LARGE_BODY
 from support.byte_tokenizer import write_byte_tokenizer
-from support.pooling_models import TEXTS, write_pooling_model
+from support.pooling_models import TEXTS, edit_json, write_pooling_model
 from support.running_server import ON_CLUSTER, RunningServer, run_server
 
 
@@ -133,6 +135,120 @@ def test_scores_of_a_model_of_vectors_are_cosines(embedder: RunningServer, embed
     assert [each["index"] for each in ranked] == np.argsort(-cosines).tolist()
 
 
+def test_more_texts_than_requests_may_be_queued(embedder: RunningServer, scorer: RunningServer) -> None:
+    """OpenAI's client, Chroma and LanceDB send all texts in one call."""
+    data = embedder.client().embeddings.create(model="embedder", input=TEXTS[:5] * 600).data
+    assert [each.index for each in data] == list(range(3000))
+    assert np.abs(np.array(data[-1].embedding) - np.array(data[4].embedding)).max() < 1e-6
+    results = scorer.post("/v1/rerank", {"query": "fox", "documents": ["dog", "lazy"] * 1500}).json()["results"]
+    assert len(results) == 3000
+    for server, path, body, field in (
+        (embedder, "/v1/embeddings", {"input": ["a"] * (MOST_TEXTS + 1)}, "input must have at most 65536 entries"),
+        (scorer, "/v1/rerank", {"query": "a", "documents": ["b"] * (MOST_TEXTS + 1)}, "documents must have at most"),
+    ):
+        answer = server.post(path, body)
+        assert (answer.status_code, field in answer.text) == (400, True), answer.text
+
+
+def test_the_tokens_of_a_call_are_limited(embedder: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chairlift.server.api.pooling.MAX_POOLED_TOKENS", 200)
+    assert embedder.post("/v1/embeddings", {"input": ["fox"] * 3}).status_code == 200
+    error = embedder.post("/v1/embeddings", {"input": ["fox"] * 4}).json()["error"]
+    assert error["param"] == "input"
+    assert "input: the first 4 texts have more than 200 tokens together" in error["message"]
+    error = embedder.post("/v1/score", {"text_1": "a", "text_2": ["fox"] * 3}).json()["error"]
+    assert (error["param"], "the first 4 texts" in error["message"]) == ("text_2", True)
+
+
+def test_equal_documents_have_equal_scores(embedder: RunningServer, scorer: RunningServer) -> None:
+    documents = [*TEXTS, *TEXTS[::-1]] * 20
+    equal = [[index for index, text in enumerate(documents) if text == each] for each in TEXTS]
+    for server in (embedder, scorer):
+        scores = server.post("/v1/score", {"text_1": "fox and dog", "text_2": documents}).json()["data"]
+        assert all(len({scores[index]["score"] for index in group}) == 1 for group in equal)
+        ranked = server.post("/v1/rerank", {"query": "fox and dog", "documents": documents}).json()["results"]
+        order = [each["index"] for each in ranked]
+        assert all([index for index in order if index in group] == group for group in equal)
+
+
+def test_fields_of_vllm(embedder: RunningServer, scorer: RunningServer) -> None:
+    def vector(**fields: Any) -> Any:
+        answer = embedder.post("/v1/embeddings", fields)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["data"][0]["embedding"]
+
+    text, tokens = TEXTS[0], embedder.post("/tokenize", {"prompt": TEXTS[0]}).json()["tokens"]
+    neutral = {"use_activation": True, "padding": "do_not_pad", "endianness": "little", "embed_dtype": "float16"}
+    whole = vector(input=text)
+    assert vector(input=text, **neutral) == whole
+    assert vector(input=text, add_special_tokens=False) == vector(input=tokens[1:-1]) != whole
+    cut = {"truncate_prompt_tokens": 5, "truncation_side": "left"}
+    assert vector(input=text, **cut) == vector(input=[tokens[0], *tokens[-4:]])
+    assert vector(input=tokens, **cut) == vector(input=tokens[-5:])
+    for dtype, order in (("float16", "little"), ("float16", "big"), ("float32", "big")):
+        given = vector(input=text, encoding_format="base64", embed_dtype=dtype, endianness=order)
+        kind = np.dtype(dtype).newbyteorder(">" if order == "big" else "<")
+        assert np.abs(np.frombuffer(base64.b64decode(given), kind) - np.array(whole)).max() < 1e-3
+    short = np.frombuffer(
+        base64.b64decode(vector(input=text, encoding_format="base64", embed_dtype="bfloat16")), np.uint16
+    )
+    expected = torch.tensor(whole).to(torch.bfloat16).view(torch.uint16).numpy()
+    assert (short == expected).all()
+    pair = {"text_1": TEXTS[0], "text_2": TEXTS[1]}
+    number, score = (
+        scorer.post("/v1/score", {**pair, "use_activation": uses}).json()["data"][0]["score"] for uses in (False, True)
+    )
+    assert score == pytest.approx(1 / (1 + np.exp(-number)), abs=1e-6)
+    ignored = scorer.post("/v1/score", {**pair, "instruction": "judge"})
+    assert (ignored.status_code, ignored.headers["x-chairlift-ignored"]) == (200, "instruction")
+    document = {"text": "fox", "title": "A", "score": 0.5}
+    ranked = scorer.post("/v1/rerank", {"query": "dog", "documents": [document, "lazy"], "max_tokens_per_doc": 0})
+    assert (ranked.status_code, ranked.headers["x-chairlift-ignored"]) == (200, "documents.score, documents.title")
+    assert {"text": "fox"} in [each["document"] for each in ranked.json()["results"]]
+
+
+def test_messages_have_vectors(tmp_path: Path) -> None:
+    folder = write_pooling_model(tmp_path, "qwen3", "lasttoken")
+    template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
+    (folder / "chat_template.jinja").write_text(template + "{% if add_generation_prompt %}fox{% endif %}[SEP]")
+    with run_server(AsyncLLM(model=str(folder), num_threads=1, num_kv_blocks=40), "embedder") as server:
+
+        def vector(**fields: Any) -> Any:
+            answer = server.post("/v1/embeddings", fields)
+            return answer.json()["data"][0]["embedding"] if answer.status_code == 200 else answer.json()["error"]
+
+        messages = [{"role": "user", "content": "the lazy dog"}]
+        assert vector(messages=messages) == vector(input="user the lazy dog [SEP]", add_special_tokens=False)
+        assert vector(messages=messages, add_special_tokens=True) == vector(input="user the lazy dog [SEP]")
+        prompted = vector(messages=messages, add_generation_prompt=True)
+        assert prompted == vector(input="user the lazy dog fox[SEP]", add_special_tokens=False)
+        cut = {"truncate_prompt_tokens": 4}
+        assert vector(messages=messages, **cut) == vector(
+            input="user the lazy dog [SEP]", add_special_tokens=False, **cut
+        )
+        assert vector(messages=messages, input="x")["message"] == "send either input or messages"
+        assert vector()["param"] == "input"
+        assert "only allowed with messages" in vector(input="x", add_generation_prompt=True)["message"]
+
+
+@pytest.mark.parametrize("kind", ["dot", "euclidean", "manhattan"])
+def test_scores_of_vectors_follow_the_similarity_of_the_folder(kind: str, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    folder = write_pooling_model(tmp_path, "bert", normalize=False)
+    edit_json(folder / "config_sentence_transformers.json", similarity_fn_name=kind)
+    model = SentenceTransformer(str(folder), device="cpu")
+    expected = model.similarity(model.encode(TEXTS[:1]), model.encode(TEXTS[1:]))[0].numpy()
+    with run_server(AsyncLLM(model=str(folder), num_threads=1), "embedder") as server:
+        data = server.post("/v1/score", {"text_1": TEXTS[0], "text_2": TEXTS[1:]}).json()["data"]
+        assert np.abs(np.array([each["score"] for each in data]) / expected - 1).max() < 1e-5
+        whole, short = (
+            np.array(server.post("/v1/embeddings", {"input": "fox", **fields}).json()["data"][0]["embedding"])
+            for fields in ({}, {"dimensions": 16})
+        )
+        assert (short == whole[:16]).all(), "without a module Normalize vectors are not scaled"
+
+
 def test_wrong_requests(embedder: RunningServer, scorer: RunningServer) -> None:
     long = " ".join(TEXTS)
     cases: list[tuple[RunningServer, str, dict[str, Any], str]] = [
@@ -141,6 +257,8 @@ def test_wrong_requests(embedder: RunningServer, scorer: RunningServer) -> None:
         (scorer, "/v1/embeddings", {"input": "x"}, "computes scores of pairs of texts: use /v1/rerank or /v1/score"),
         (embedder, "/v1/embeddings", {"input": long}, "but the model computes at most 80"),
         (embedder, "/v1/embeddings", {"input": []}, "input"),
+        (embedder, "/v1/embeddings", {"input": "a", "embed_dtype": "fp8_e4m3"}, "embed_dtype"),
+        (embedder, "/v1/embeddings", {"input": "a", "use_activation": False}, "use_activation"),
         (
             embedder,
             "/v1/embeddings",

@@ -182,6 +182,7 @@ class Permit:
         self._waiting: dict[tuple[int, int], int] = {}  # The tokens of sequences without output, by prompt and answer.
         self._num_sequences = 1  # Until the call is admitted it counts as one.
         self._num_prompts = 0
+        self._is_pooling = False
         self._timer: asyncio.TimerHandle | None = None
         self._is_open = True
         admission.num_calls += 1
@@ -202,6 +203,7 @@ class Permit:
         params_size: int = 0,
         timeout: float | None = None,
         cache_salt: str | None = None,
+        is_pooling: bool = False,
     ) -> None:
         """Admit the call to the queue, also if the server has begun to drain.
 
@@ -210,6 +212,7 @@ class Permit:
             num_answers: the number of answers to each prompt, each of which is a sequence.
             params_size: the size of the sampling parameters in tokens, which are sent with each prompt.
             timeout: seconds from now to the deadline of the call.
+            is_pooling: the prompts are texts of a call for vectors or scores, which counts as one sequence.
             cache_salt: the salt of the request body. The salt of the permit also separates keys: it begins with a
                 length, so that different pairs have different salts.
 
@@ -218,7 +221,8 @@ class Permit:
             RequestError: the call exceeds a limit even when the server is idle.
         """
         admission, num_tokens = self._admission, num_answers * sum(map(len, prompts))
-        num_sequences = len(prompts) * num_answers
+        num_sequences = 1 if is_pooling else len(prompts) * num_answers
+        self._is_pooling = is_pooling
         admission.check_queue(num_sequences, num_tokens + len(prompts) * params_size)
         meter = admission.meter(self._key)
         meter.check_concurrent(num_sequences, self._num_sequences)
@@ -246,7 +250,7 @@ class Permit:
         self._num_prompts += 1
         for answer in range(num_answers):
             self._waiting[prompt, answer] = num_prompt_tokens + (0 if answer else self._params_size)
-        self._admission.num_queued_requests += num_answers
+        self._admission.num_queued_requests += num_answers * self._counts(prompt)
         self._admission.num_queued_tokens += num_prompt_tokens * num_answers + self._params_size
 
         def record_output(output: RequestOutput) -> None:
@@ -259,8 +263,12 @@ class Permit:
 
     def _leave_queue(self, sequence: tuple[int, int]) -> None:
         if (num_tokens := self._waiting.pop(sequence, None)) is not None:
-            self._admission.num_queued_requests -= 1
+            self._admission.num_queued_requests -= self._counts(sequence[0])
             self._admission.num_queued_tokens -= num_tokens
+
+    def _counts(self, prompt: int) -> bool:
+        """Whether the sequences of a prompt count. Of a call for vectors or scores only those of the first one do."""
+        return prompt == 0 or not self._is_pooling
 
     def call_after_deadline(self, end: Callable[[], None]) -> None:
         """Call `end` soon after the deadline, unless the permit is closed before.

@@ -158,6 +158,7 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
             params_size=params.size,
             timeout=left,
             cache_salt=self.body.cache_salt,
+            is_pooling=self.llm.engine.facts.pooling is not None,
         )
         params = self.sampling_params()
         request_ids = self._request_ids()

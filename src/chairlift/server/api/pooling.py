@@ -311,7 +311,7 @@ def create_embeddings(planner: ModelPlanner, body: EmbeddingRequest) -> RequestP
         processor.encode_pooled(text, None, options, (label,))
         if isinstance(text, str)
         else processor.check_pooled(text, options, label)
-        for label, text in labelled_values("input", as_list(body.input or []))
+        for label, text in labelled_values("input", as_list("" if body.input is None else body.input))
     )
     return _plan(prompts, "input")
 
