@@ -32,7 +32,7 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("Llama-3.2-1B-Instruct", {"no_rope_layers": [1, 1, 1, 0] * 4}),
     ("Llama-3.2-1B-Instruct", {"layer_types": ["linear_attention"] * 16}),
     ("SmolLM2-135M", {"rope_interleaved": True}),
-    ("SmolLM2-135M", {"is_causal": False}),
+    ("gpt-oss-20b", {"is_causal": False}),
     ("Mistral-7B-v0.1", {"use_qk_norm": True}),
     ("Mistral-7B-v0.1", {"alibi": True}),
     ("OLMoE-1B-7B", {"clip_qkv": 8.0}),
@@ -42,7 +42,6 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("OLMo-2-1124-7B", {"logit_scale": 0.0625}),
     ("gemma-2b-it", {"hidden_activation": "gelu"}),
     ("gemma-2b-it", {"use_bidirectional_attention": True}),
-    ("gemma-3-1b-it", {"use_bidirectional_attention": True}),
     ("phi-4", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
     ("DeepSeek-R1-Distill-Llama-8B", {"kv_lora_rank": 512}),
     ("DeepSeek-V2-Lite-Chat", {"norm_topk_prob": True}),
@@ -99,6 +98,14 @@ def test_fields_that_change_results_are_refused_by_name(name: str, changes: dict
     ) as caught:
         read(name, **changes)
     assert next(iter(changes)) in str(caught.value)
+
+
+def test_decoders_whose_tokens_see_later_ones_are_encoders() -> None:
+    assert read("SmolLM2-135M", is_causal=False).encoder is not None
+    gemma, causal = read("gemma-3-1b-it", use_bidirectional_attention=True), read("gemma-3-1b-it")
+    assert gemma.encoder is not None
+    windows = [[spec.sliding_window for spec in each.attention_specs.values()] for each in (gemma, causal)]
+    assert windows[0] == [None if window is None else window // 2 + 1 for window in windows[1]]
 
 
 def test_unknown_fields_are_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -115,6 +115,8 @@ READER3: Final = GemmaConfigReader(
 def read_with_images(fields: ConfigFields, read: HFReader) -> ModelConfig:
     """Read the text model in the `config.json` of a model with images (`Gemma3ForConditionalGeneration`)."""
     fields.allow_only("tie_word_embeddings", True, "the LM head must be the embedding")
+    if (text := fields.mapping("text_config")) is not None and text.get("use_bidirectional_attention") is True:
+        text.allow_only("use_bidirectional_attention", False, "attention must be causal")
     return read_text_model(fields, read)
 
 
