@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from chairlift.engine.input_processor import InputProcessor, RequestLimits
+from chairlift.engine.pooled_prompts import PooledOptions
 from chairlift.errors import ContextLengthError
 from chairlift.loading.model_source import GGUFSource
 from chairlift.loading.text import tokenizer as tokenizer_module
 from chairlift.loading.text.tokenizer import Tokenizer
+from chairlift.models.pooling import PoolingConfig
 from chairlift.sampling_params import SamplingParams
 
 TEXT = "Some words of a long text, which it's nobody's duty to read: 12,345 times.\n" * 8_000
@@ -39,8 +41,9 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def processor(tokenizer: Tokenizer, *, is_pooling: bool = False) -> InputProcessor:
-    config: Any = SimpleNamespace(vocab_size=tokenizer.vocab_size, eos_token_ids=(2,))
-    return InputProcessor(config, tokenizer, RequestLimits(CONTEXT, 10_000, is_pooling=is_pooling))
+    config: Any = SimpleNamespace(vocab_size=tokenizer.vocab_size, eos_token_ids=(2,), encoder=None)
+    limits, pooling = RequestLimits(CONTEXT, 10_000, is_pooling=is_pooling), PoolingConfig("embed", 8)
+    return InputProcessor(config, tokenizer, limits, pooling=pooling if is_pooling else None)
 
 
 def test_the_end_of_a_prompt_is_kept(tokenizer: Tokenizer, encoded: list[str]) -> None:
@@ -57,8 +60,8 @@ def test_the_beginning_of_a_pooled_text_is_kept(tokenizer: Tokenizer, encoded: l
     expected = tokenizer.encode(TEXT)
     encoded.clear()
     pooled = processor(tokenizer, is_pooling=True)
-    assert pooled.encode_pooled(TEXT, None, 300) == expected[:300]
-    assert pooled.encode_pooled(TEXT, None, -1) == expected[:CONTEXT]
+    assert pooled.encode_pooled(TEXT, None, PooledOptions(300)) == expected[:300]
+    assert pooled.encode_pooled(TEXT, None, PooledOptions(-1)) == expected[:CONTEXT]
     assert tokenizer.encode(tokenizer.first_tokens(TEXT, 100)) == expected[:100]
     assert sum(map(len, encoded)) < 40_000
 

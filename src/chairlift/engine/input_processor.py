@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, cast
 
 from chairlift.counts import counted
+from chairlift.engine.chat_arguments import template_kwargs, with_joined_parts
 from chairlift.engine.output_constraints import OutputConstraints
 from chairlift.engine.pooled_prompts import PooledOptions, PooledPrompts
 from chairlift.errors import ContextLengthError, RequestError
 from chairlift.grammar.compiler import GrammarCompiler
-from chairlift.loading.text.chat_template import RESERVED_VARIABLES, TextParts
 from chairlift.loading.text.marked_text import MarkedText, unmarked
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.declaration.model_config import ModelConfig
@@ -187,10 +187,10 @@ class InputProcessor:
         self._num_made = 0
         self._resolved: _ResolvedParams | None = None
         text_tokenizer = None if isinstance(tokenizer, NoTokenizer) else tokenizer
-        num_types = 1 if config.encoder is None else config.encoder.num_token_types
         self._excludes_prompt = pooling is not None and pooling.num_unpooled > 0
         self._pooled: PooledPrompts | None = None
         if pooling is not None and text_tokenizer is not None:
+            num_types = 1 if config.encoder is None else config.encoder.num_token_types
             self._pooled = PooledPrompts(text_tokenizer, pooling, num_types)
         if grammars is None and text_tokenizer is not None and config.eos_token_ids:
             eos = config.eos_token_ids
@@ -297,8 +297,8 @@ class InputProcessor:
         Args:
             allow_special_tokens_in_content, chat_template_kwargs, template_options: as for `LLM.chat`.
         """
-        template_options |= _template_kwargs(chat_template_kwargs, template_options)
-        messages = [_with_one_text(message, index) for index, message in enumerate(messages)]
+        template_options |= template_kwargs(chat_template_kwargs, template_options)
+        messages = [with_joined_parts(message, index) for index, message in enumerate(messages)]
         text = self.tokenizer.render_chat(messages, **template_options)
         if self.tokenizer.chat_template is not None:
             given = (name for name, value in template_options.items() if value is not None)
@@ -483,29 +483,6 @@ class InputProcessor:
         return token_ids
 
 
-def _template_kwargs(value: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`chat_template_kwargs` of a call; raises RequestError if it contains a name that is `given` as an argument."""
-    if not isinstance(value, Mapping | None) or not all(isinstance(name, str) for name in value or ()):
-        problem = f"must map names as in {{'enable_thinking': False}}, got {value!r:.100}"
-        raise RequestError(f"chat_template_kwargs {problem}", "chat_template_kwargs")
-    if wrong := [name for name in value or () if name in RESERVED_VARIABLES or name in given]:
-        problem = f"must not contain {', '.join(sorted(wrong))}: use only the arguments of chat with these names"
-        raise RequestError(f"chat_template_kwargs {problem}", "chat_template_kwargs")
-    return value or {}
-
-
 def _field_of_label(label: str) -> str:
     """The field of a label: "documents" of "documents[3] with query"."""
     return label.partition(" ")[0].partition("[")[0]
-
-
-def _with_one_text(message: Message, index: int) -> Message:
-    """The message with the texts of its parts as its content. Raises RequestError if a part is no text."""
-    parts = message.get("content") if isinstance(message, dict) else None
-    if not isinstance(parts, list):
-        return message
-    for number, part in enumerate(parts):
-        if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
-            form = '{"type": "text", "text": TEXT}'
-            raise RequestError(f"messages[{index}].content[{number}] must be {form}, got {part!r:.100}", "messages")
-    return {**message, "content": TextParts(part["text"] for part in parts)}

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from chairlift.engine.input_processor import _with_one_text
+from chairlift.engine.chat_arguments import with_joined_parts
 from chairlift.loading.text.chat_template import ChatTemplate, TextParts
 from chairlift.loading.text.hf_tokenizer import folder_tokenizer
 from support.byte_tokenizer import write_byte_tokenizer
@@ -89,7 +89,7 @@ def test_special_tokens_of_content_remain_content() -> None:
 
 def test_offline_parts_are_read_too() -> None:
     parts = [{"type": "text", "text": text} for text in ("a", "=")]
-    message = _with_one_text({"role": "user", "content": parts}, 0)
+    message = with_joined_parts({"role": "user", "content": parts}, 0)
     assert (template("text").render([message]), template("parts").render([message])) == ("[a\n=]", "[a=]")
 
 
