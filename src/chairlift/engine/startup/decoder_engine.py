@@ -58,7 +58,7 @@ def prepare_decoder(config: EngineConfig, loaded: LoadedDecoder, turn: StepTurn 
         ModelLoadError: the draft model cannot be found, read or run.
         ConfigError: this model or this machine cannot satisfy an option.
     """
-    config = with_pooled_prefixes(config, loaded.pooling)
+    config = with_pooled_prefixes(config, loaded.config, loaded.pooling)
     layout = plan_layout(config, loaded.config)
     draft = _provide_draft_model(config, loaded, layout)
     sizes = CacheSizes.of_model(loaded.config, loaded.choice.kv_cache_dtype, layout)

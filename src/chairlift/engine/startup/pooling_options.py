@@ -66,9 +66,9 @@ def read_pooling(
     return pooling.without_unused_head(replace(model_config, max_position_embeddings=context)), pooling
 
 
-def with_pooled_prefixes(config: EngineConfig, pooling: PoolingConfig | None) -> EngineConfig:
-    """The configuration without a prefix cache, if the hidden states of all tokens of a text are pooled."""
-    needs_all = pooling is not None and not pooling.reads_last_token_only
+def with_pooled_prefixes(config: EngineConfig, model: ModelConfig, pooling: PoolingConfig | None) -> EngineConfig:
+    """The configuration without a prefix cache, if a decoder pools the hidden states of all tokens of a text."""
+    needs_all = model.encoder is None and pooling is not None and not pooling.reads_last_token_only
     return replace(config, enable_prefix_caching=False) if needs_all else config
 
 

@@ -61,7 +61,7 @@ def plan_required_memory(
     if model_config.encoder is not None and common is not None:
         config = without_options_of_all_models(config, common, source.name)
     model_config, pooling = read_pooling(config, source, model_config)
-    config = with_pooled_prefixes(config, pooling)
+    config = with_pooled_prefixes(config, model_config, pooling)
     formats, name = source.formats(model_config), source.name
     draft = None
     if (speculative := config.speculative) is not None and speculative.model is not None:
