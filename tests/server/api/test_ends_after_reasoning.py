@@ -137,7 +137,7 @@ def test_min_tokens_counts_after_the_reasoning(served: tuple[str, Any]) -> None:
 def test_stop_tokens_act_in_the_reasoning_too(served: tuple[str, Any]) -> None:
     name, server = served
     ids = {word: server.llm.engine.tokenizer.token_to_id(word) for word in FORMATS[name].words}
-    expect(server, {"stop_token_ids": [ids["Note: "]]}, "Hm,", "")
+    expect(server, {"stop_token_ids": [ids["Note: "]]}, "Hm, ", "")
     expect(server, {"stop_token_ids": [ids["Remark"]]}, "".join(THOUGHTS), "An answer. ")
 
 

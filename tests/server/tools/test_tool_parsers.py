@@ -344,7 +344,7 @@ def test_calls_as_a_template_writes_them_are_parsed(arguments: list[dict[str, st
         ("Hm", True, ("", "Hm")),
         ("<thin", False, ("<thin", "")),
         ("<think>\n\n</think>\n\nYes.", False, ("Yes.", "")),
-        ("<think>Hm. ", False, ("", "Hm.")),
+        ("<think>Hm. ", False, ("", "Hm. ")),
     ],
 )
 def test_reasoning_is_separated_from_the_content(text: str, is_inside: bool, expected: tuple[str, str]) -> None:

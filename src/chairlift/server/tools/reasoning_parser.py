@@ -8,6 +8,12 @@ from chairlift.server.tools.answer_parser import AnswerParser, DeltaMessage, Mar
 from chairlift.structured_outputs import Reasoning
 
 
+def without_last_break(reasoning: str) -> str:
+    """Reasoning without the line breaks, and the blanks beside them, that templates write before the closing tag."""
+    text = reasoning.rstrip()
+    return text if "\n" in reasoning[len(text) :] else reasoning
+
+
 class ReasoningParser(MarkerParser):
     """Returns the reasoning at the start of an answer, and parses the text after it with another parser.
 
@@ -37,9 +43,9 @@ class ReasoningParser(MarkerParser):
         held = "".join(self._undecided) + self._take_held()
         if self._undecided and is_complete:
             answer = DeltaMessage.joined([*self._rest.feed_parts(held.lstrip("\n")), self._rest.finish(is_complete)])
-            return answer if answer.tool_calls else DeltaMessage(reasoning=held.rstrip())
+            return answer if answer.tool_calls else DeltaMessage(reasoning=without_last_break(held))
         if self._undecided or self._advance in (self._after_opening, self._in_reasoning):
-            return DeltaMessage(reasoning=held.rstrip())
+            return DeltaMessage(reasoning=without_last_break(held))
         rest = held.lstrip("\n") if self._advance == self._after_closing else held
         return DeltaMessage.joined([self._rest.feed(rest), self._rest.finish(is_complete)])
 
@@ -76,9 +82,9 @@ class ReasoningParser(MarkerParser):
 
     def _in_reasoning(self) -> bool:
         text, marker = self._take_until((self._form.closing, *self._openings))
-        reasoning = text.rstrip()
+        reasoning = text.rstrip() if marker is None else without_last_break(text)
         self._piece.reasoning += reasoning
-        if marker is None:  # White space before the closing tag are not part of the reasoning.
+        if marker is None:  # White space may end in a line break before the closing tag.
             self._held = text[len(reasoning) :] + self._held
             return False
         self._advance = self._after_closing
@@ -92,7 +98,7 @@ class ReasoningParser(MarkerParser):
         self._undecided.append(text)
         if closing is None:
             return False
-        self._piece.reasoning += "".join(self._undecided).rstrip()
+        self._piece.reasoning += without_last_break("".join(self._undecided))
         self._undecided, self._advance = [], self._after_closing
         return True
 
