@@ -38,14 +38,16 @@ def listed_ends(tokenizer: Tokenizer) -> list[str]:
     """The texts that end an answer, of the tokens of a tokenizer.
 
     As in llama.cpp, `<|end|>` separates the messages of a turn where other tokens end it (gpt-oss, Solar), and `</s>`
-    is a tag of HTML in Gemma 4 and PLaMo. Unlike there, it is one wherever it is no special token (Qwen, Gemma 3).
+    is a tag of HTML in Gemma 4 and PLaMo. Unlike there, neither is an end where it is no special token (`</s>` of Qwen
+    and Gemma 3).
     """
 
     def has_any(*texts: str) -> bool:
         return any(tokenizer.token_to_id(text) is not None for text in texts)
 
     texts = [text for text in END_TEXTS if has_any(text)]
-    if has_any("<|call|>", "<|calls|>") and has_any("<|return|>", "<|flush|>"):
+    has_other_ends = has_any("<|call|>", "<|calls|>") and has_any("<|return|>", "<|flush|>")
+    if has_other_ends or not tokenizer.is_special("<|end|>"):
         texts = [text for text in texts if text != "<|end|>"]
     is_end = tokenizer.is_special(TAG) and not has_any("<|tool_response>", "<|plamo:eos|>")
     return [*texts, *([TAG] if is_end else [])]

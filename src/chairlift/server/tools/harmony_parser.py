@@ -7,6 +7,7 @@ from typing import Final
 
 from chairlift.grammar.answer_start import overlap
 from chairlift.server.tools.answer_parser import DeltaMessage, MarkerParser
+from chairlift.server.tools.reasoning_parser import without_last_break
 from chairlift.structured_outputs import Reasoning
 
 START: Final = "<|start|>"
@@ -49,6 +50,7 @@ class HarmonyParser(MarkerParser):
                 self._complete_arguments()
         elif self._is_first or (held.strip() and not held.lstrip().startswith(BEGINNINGS)):
             self._piece.content += held
+        self._end_reasoning()
         return self._take_piece()
 
     def _in_header(self) -> bool:
@@ -76,8 +78,10 @@ class HarmonyParser(MarkerParser):
             self._begin_call(recipient[1])
         elif channel.startswith("analysis") and self._has_reasoning:
             self._part = "reasoning"
+            return
         else:
             self._part = "content"
+        self._end_reasoning()
 
     def _in_message(self) -> bool:
         text, end = self._take_until(ENDS)
@@ -90,6 +94,10 @@ class HarmonyParser(MarkerParser):
             self._held = START + self._held
         self._advance, self._is_first = self._in_header, False
         return True
+
+    def _end_reasoning(self) -> None:
+        self._piece.reasoning += without_last_break(self._space)
+        self._space = ""
 
     def _add(self, text: str) -> None:
         if self._part == "content":
