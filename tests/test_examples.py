@@ -6,7 +6,8 @@ import contextlib
 import io
 import re
 import runpy
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import pytest
 import torch
 
 from chairlift import AsyncLLM
+from support.byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
+from support.case_loop import loop_over
 from support.running_server import MODEL, RunningServer, run_server
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -32,16 +35,27 @@ WITHOUT_SERVER = {
 }
 """The other scripts -> what they print."""
 
+FROM_VLLM = {
+    "basic": r"(.+ \[(\d+(, )?){1,12}\] ['\"].*['\"]\n){3}",
+    "beam_search": r"((\[(\d+, )+\d+\]) -\d+\.\d 6 ['\"](The capital of France is|One, two, three,).*['\"]\n){6}",
+    "chat": r"(\d+ \[(\d+(, )?){1,16}\] ['\"].*['\"]\n){2}",
+    "logprobs": r"(\d+ -\d+\.\d 1 .+\n   \{\d+: .+, \d+: .+\}\n){6}\d+ None\n(\d+ \[.+\]\n)+3 \[True, True, True\]\n",
+    "prefix_caching": r"(.*) computed\n(.*) cached\n\1 cached\n\2 cached\n\1 computed\nTrue\n",
+    "structured_outputs": r".+ '(good|bad)' stop\n.+ '(19|20)\d\d' stop\n.+ '\[.*\]' stop\n\[(\d\d(, )?){1,3}\]\n",
+}
+"""Scripts in the shape of vLLM's examples -> what they print."""
+
 FOREIGN = {"langchain_chat"}
 """Scripts whose packages are not in the development environment: `make test-clients` runs them."""
 
 
 @cache
-def run(name: str, url: str = "") -> str:
+def run(name: str, url: str = "", *arguments: str) -> str:
     """The output of a script, which runs in this process."""
     output = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
         patch.setenv("CHAIRLIFT_URL", url)
+        patch.setattr(sys, "argv", [name, *arguments])
         runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     torch.set_num_threads(1)  # Some scripts create an engine.
     return output.getvalue()
@@ -64,6 +78,15 @@ def test_a_script_without_a_server(name: str, smollm2_gguf: Path) -> None:
     assert re.fullmatch(WITHOUT_SERVER[name], run(name))
 
 
+@loop_over("name", FROM_VLLM)
+def test_a_script_for_vllm_runs_with_another_import(
+    name: str, tiny_model_dir: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1024)
+    folder = with_byte_tokenizer(model, tmp_path)
+    assert re.fullmatch(FROM_VLLM[name], run(f"from_vllm/{name}", "", str(folder)))
+
+
 def test_seats_shorten_the_wait_for_the_first_token_of_a_replayed_trace(smollm2_gguf: Path) -> None:
     ttft = [float(seconds) for seconds in re.findall(r"TTFT p99 (\S+) s", run("replay_trace"))]
     assert ttft[0] > ttft[2] > 0
@@ -83,3 +106,4 @@ def test_scripts_with_other_packages_compile_and_are_run_by_make(name: str) -> N
 
 def test_every_script_is_tested() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*CLIENTS, *WITHOUT_SERVER, *FOREIGN}
+    assert {path.stem for path in EXAMPLES.glob("from_vllm/*.py")} == {*FROM_VLLM}

@@ -14,7 +14,7 @@ from chairlift.grammar import checker, compiler
 from chairlift.loading.text import template_sandbox
 from chairlift.options import declared_options
 from chairlift.server.access.access_options import ServerLimits
-from chairlift.server.api import engine_call, tokenization
+from chairlift.server.api import tokenization
 from chairlift.server.batch import batch_files
 from chairlift.server.http import http_protocol
 from chairlift.server.protocol import base
@@ -37,8 +37,7 @@ CONSTANTS: dict[ModuleType, tuple[str, ...]] = {
 
 ITEM_CONSTANTS: dict[ModuleType, tuple[str, ...]] = {
     base: tuple(name for name in vars(base) if name.startswith("MAX_")),
-    sampling_params: ("MAX_TOKEN_IDS", "MAX_STOP_CHARACTERS", "MAX_BAD_WORD_CHARACTERS"),
-    engine_call: ("MAX_LOGPROB_ENTRIES",),
+    sampling_params: ("MAX_TOKEN_IDS", "MAX_STOP_CHARACTERS", "MAX_BAD_WORD_CHARACTERS", "MAX_LOGPROB_ENTRIES"),
     tokenization: ("MAX_CONTEXTS",),
 }
 

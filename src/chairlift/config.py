@@ -191,8 +191,8 @@ class EngineConfig:
     )
     max_model_len: int | None = option(
         None,
-        "Maximum number of prompt and output tokens of a request. Default: the smaller of the model's context and the "
-        "pool.",
+        "Maximum number of prompt and output tokens of a request. Default, and -1: the smaller of the model's context "
+        "and the pool.",
         minimum=2,
     )
     max_num_seqs: int = option(DEFAULT_MAX_NUM_SEQS, "Maximum number of running requests (seats).", minimum=1)
@@ -341,6 +341,8 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
+        if self.max_model_len == -1:
+            object.__setattr__(self, "max_model_len", None)
         check_options(self)
         if isinstance(self.model, os.PathLike):
             object.__setattr__(self, "model", os.fspath(self.model))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from chairlift.checked_record import check_when_constructed
@@ -12,7 +13,13 @@ from chairlift.errors import RequestError
 from chairlift.slo import SLO
 from chairlift.structured_outputs import Reasoning, StructuredOutputs
 
+StructuredOutputsParams = StructuredOutputs
+"""vLLM's name of the record, which its scripts import from the module of this name."""
+
 MAX_LOGPROBS = 20
+MAX_LOGPROB_ENTRIES = 4 << 20
+"""Maximum number of logprobs in one response, or in one call of `LLM` if it returns those of all tokens."""
+
 MAX_N = 128
 MAX_BEAMS = 32
 MAX_LENGTH_PENALTY = 10
@@ -187,7 +194,8 @@ class SamplingParams:
         stop: strings that end the answer and are removed from it, unless include_stop_str_in_output is set.
         stop_token_ids: token ids that end the answer.
         ignore_eos: continue after the end-of-sequence token.
-        logprobs: return the logprobs of each sampled token and of this number of most likely tokens.
+        logprobs: return the logprobs of each sampled token and of this number of most likely tokens; -1 is all tokens,
+            which only `LLM` accepts.
         prompt_logprobs: return them for each prompt token except the first.
         seed: the seed of the random stream of the request; None lets the engine choose one.
         detokenize: return the text of the answer in addition to its token ids; stop and bad_words need it.
@@ -269,8 +277,8 @@ class SamplingParams:
                     f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}", "min_tokens"
                 )
         for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
+            if (value := getattr(self, name)) is not None and not (type(value) is int and value == -1):
+                _integer(name, value, 0, MAX_LOGPROBS)
         if self.seed is not None:
             _integer("seed", self.seed, -(1 << (SEED_BITS - 1)), (1 << SEED_BITS) - 1)
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize", "is_streamed"):
@@ -296,6 +304,15 @@ class SamplingParams:
         elif self.length_penalty != 1 or self.early_stopping is not False:
             name = "length_penalty" if self.length_penalty != 1 else "early_stopping"
             raise RequestError(f"{name}={getattr(self, name)!r} needs use_beam_search: set it, or remove {name}", name)
+
+    def clone(self) -> SamplingParams:
+        """A copy, whose fields can be assigned without changing these."""
+        return deepcopy(self)
+
+    @property
+    def has_all_logprobs(self) -> bool:
+        """Whether logprobs of all tokens are returned."""
+        return -1 in (self.logprobs, self.prompt_logprobs)
 
     @property
     def counts_after_reasoning(self) -> bool:
@@ -326,6 +343,10 @@ class SamplingParams:
             raise RequestError(
                 f"temperature={self.temperature} cannot be combined with use_beam_search: remove it, or set it to 0",
                 "temperature",
+            )
+        if self.logprobs == -1:
+            raise RequestError(
+                f"logprobs must be between 0 and {MAX_LOGPROBS} with use_beam_search, got -1: lower it", "logprobs"
             )
         if len(self.stop_token_ids) >= MAX_BEAM_STOP_TOKENS:
             raise RequestError(
@@ -361,6 +382,55 @@ class SamplingParams:
         for name, why in CONTRADICTS_STRUCTURE.items():
             if getattr(self, name):
                 raise RequestError(f"{name} cannot be combined with structured_outputs: {why}", name)
+
+
+def _assign(self: SamplingParams, name: str, value: Any) -> None:
+    """Assign a field, as scripts for vLLM do. It is checked as by the constructor, and an error changes nothing."""
+    checked = replace(self, **{name: value})
+    for each in fields(self):
+        object.__setattr__(self, each.name, getattr(checked, each.name))
+
+
+SamplingParams.__setattr__ = _assign  # type: ignore[assignment, method-assign]
+
+
+@check_when_constructed
+@dataclass(frozen=True, slots=True)
+class BeamSearchParams:
+    """The parameters of `LLM.beam_search`, with vLLM's field names.
+
+    Attributes:
+        beam_width: the number of beams, and of sequences that are returned.
+        max_tokens, ignore_eos, temperature, length_penalty, skip_special_tokens: as in `SamplingParams`.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    skip_special_tokens: bool = True
+
+    def check(self) -> None:
+        """Check the fields. The constructor calls it."""
+        _integer("beam_width", self.beam_width, 1, MAX_BEAMS)
+        self.sampling_params()
+
+    def sampling_params(self) -> SamplingParams:
+        """The parameters of the search. As in vLLM, it returns the logprobs of twice as many tokens as beams."""
+        given = asdict(self)
+        width = given.pop("beam_width")
+        return SamplingParams(n=width, use_beam_search=True, logprobs=min(2 * width, MAX_LOGPROBS), **given)
+
+
+def check_logprobs(num_logprobs: int) -> None:
+    """Raise RequestError if the answers to a call may have more than MAX_LOGPROB_ENTRIES logprobs."""
+    if num_logprobs > MAX_LOGPROB_ENTRIES:
+        raise RequestError(
+            f"logprobs: the response may have up to {num_logprobs} entries (tokens x answers x logprobs), and at most "
+            f"{MAX_LOGPROB_ENTRIES} are allowed: lower max_tokens, n or the number of logprobs, or send fewer prompts",
+            "logprobs",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from chairlift.kernels.cpu import load
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.registry import read_hf_config
 from support.native import needs_native
+from support.position_logprobs import first_logprobs
 from support.shared_models import shared_model
 from support.tiny_models import TINY_MODELS, architectures_with, make_tiny_config
 
@@ -205,7 +206,7 @@ def answers_with_logprobs(folder: Path, num_threads: int, **options: Any) -> lis
     finally:
         load().set_num_threads(config.num_threads)
     return [
-        [(entry.token.token_id, entry.token.logprob) for entry in output.outputs[0].logprobs or []]
+        [*zip(output.outputs[0].token_ids, first_logprobs(output.outputs[0].logprobs or []), strict=True)]
         for output in outputs
     ]
 

@@ -17,6 +17,7 @@ from chairlift.loading.model_source import GGUFSource
 from chairlift.models.declaration.attention_spec import RopeConfig
 from support.gguf_files import files_read_once
 from support.native import needs_native
+from support.position_logprobs import first_logprobs
 
 PROMPTS = [
     "The capital of France is",
@@ -71,7 +72,7 @@ def test_greedy_tokens_and_logprobs_are_those_of_transformers(llm: LLM, oracle: 
         assert len(answer.token_ids) == NEW_TOKENS
         expected = logits.log_softmax(-1).gather(-1, tokens[len(output.prompt_token_ids) :, None])[:, 0]
         assert answer.logprobs is not None
-        ours = torch.tensor([entry.token.logprob for entry in answer.logprobs])
+        ours = torch.tensor(first_logprobs(answer.logprobs))
         torch.testing.assert_close(ours, expected, atol=2e-3, rtol=0)
 
 
@@ -88,8 +89,7 @@ def test_native_kernels_compute_with_the_quantized_file(
         with torch.inference_mode():
             logprobs = oracle(tokens[None]).logits[0, :-1].log_softmax(-1)
         expected.append(logprobs.gather(-1, tokens[1:, None])[:, 0])
-        entries = output.prompt_logprobs or []
-        ours.append(torch.tensor([entry.token.logprob for entry in entries if entry is not None]))
+        ours.append(torch.tensor(first_logprobs(output.prompt_logprobs or [])))
     difference = torch.cat(ours) - torch.cat(expected)
     assert difference.abs().mean() < 0.1
     assert difference.mean().abs() < 0.03

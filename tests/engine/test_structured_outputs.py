@@ -101,8 +101,8 @@ def test_an_answer_ends_with_its_structure_and_eos(llm: LLM) -> None:
     (answer,) = output.outputs
     assert (answer.text, answer.finish_reason, answer.stop_reason) == ("yes", "stop", None)
     assert answer.logprobs is not None
-    assert [entry.token.token_id for entry in answer.logprobs] == answer.token_ids
-    assert answer.cumulative_logprob == pytest.approx(sum(entry.token.logprob for entry in answer.logprobs))
+    chosen = zip(answer.logprobs, answer.token_ids, strict=True)
+    assert answer.cumulative_logprob == pytest.approx(sum(entries[token].logprob for entries, token in chosen))
     assert answer.cumulative_logprob < -1  # of the model's own distribution, which does not know of the structure
 
 

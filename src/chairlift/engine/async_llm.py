@@ -311,6 +311,7 @@ class AsyncLLM:
     async def _stream(
         self, encode: Callable[[], tuple[str | None, list[int]]], params: SamplingParams, **options: Any
     ) -> AsyncIterator[RequestOutput]:
+        params = params.clone()  # The caller may assign to its fields while the request runs.
         await self.engine.input_processor.constraints.compile_in_background(params)
         generation = self.start(*encode(), params, **options)
         try:

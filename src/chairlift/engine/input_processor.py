@@ -18,7 +18,7 @@ from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.pooling import PoolingConfig
 from chairlift.request import Request
-from chairlift.sampling_params import MAX_INTEGER, SEED_BITS, SamplingParams
+from chairlift.sampling_params import MAX_INTEGER, MAX_LOGPROBS, SEED_BITS, SamplingParams
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or {"prompt": text} or {"prompt_token_ids": token ids} as in vLLM."""
@@ -151,6 +151,12 @@ class RequestLimits:
         """Maximum number of output tokens of a request without `max_tokens`."""
         longest = self.max_output_tokens(num_prompt_tokens)
         return longest if self.max_new_tokens is None else min(longest, self.max_new_tokens)
+
+    def num_logprobs(self, params: SamplingParams, num_prompt_tokens: int, vocab_size: int | None = None) -> int:
+        """The largest number of logprobs of the answers to a prompt, or of those of all tokens with `vocab_size`."""
+        room = self.default_max_tokens(num_prompt_tokens)
+        lengths = (num_prompt_tokens, params.prompt_logprobs), (min(params.max_tokens or room, room), params.logprobs)
+        return params.n * sum(length * ((vocab_size or k) + 1) for length, k in lengths if k is not None)
 
 
 class InputProcessor:
@@ -354,6 +360,7 @@ class InputProcessor:
         deadline: float | None = None,
         lora_id: int = 0,
         clamp_max_tokens: bool = False,
+        is_offline: bool = False,
     ) -> list[EngineRequest]:
         """Create one request for each of `params.n` answers; the first one is the leader, the others its siblings.
 
@@ -363,6 +370,7 @@ class InputProcessor:
             request_id: the id that the user has chosen. The ids in the core are this id and a number that is unique.
             arrival_time, deadline: in seconds of the engine's clock.
             clamp_max_tokens: whether `max_tokens` is lowered to what fits beside the prompt.
+            is_offline: whether logprobs of all tokens are allowed, which would be too many for a response.
 
         Raises:
             RequestError: a limit is exceeded, or a parameter would have no effect.
@@ -371,7 +379,7 @@ class InputProcessor:
         if clamp_max_tokens:
             max_tokens = min(max_tokens, self.limits.max_output_tokens(len(token_ids)))
         self._check_lengths(params, len(token_ids), max_tokens)
-        self._check_effects(params, priority)
+        self._check_effects(params, priority, is_offline)
         if self._resolved is None or self._resolved.given is not params:
             self._resolved = self._resolve(params)
         params, stop_token_ids = self._resolved.params, self._resolved.stop_token_ids
@@ -426,7 +434,10 @@ class InputProcessor:
                 "min_tokens",
             )
 
-    def _check_effects(self, params: SamplingParams, priority: int) -> None:
+    def _check_effects(self, params: SamplingParams, priority: int, is_offline: bool) -> None:
+        if params.has_all_logprobs and not is_offline:
+            name = "logprobs" if params.logprobs == -1 else "prompt_logprobs"
+            raise RequestError(f"{name} must be between 0 and {MAX_LOGPROBS}, got -1, which only LLM accepts", name)
         if priority and not self.limits.supports_priority:
             raise RequestError(
                 f"priority={priority} has no effect under this --scheduling-policy. Leave it out, or choose priority.",

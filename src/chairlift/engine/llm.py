@@ -14,7 +14,8 @@ from types import FrameType
 from typing import Any, TypeVar, cast
 
 from chairlift.config import EngineConfig
-from chairlift.engine.input_processor import Message, NoTokenizer, Prompt
+from chairlift.engine.input_processor import EngineRequest, Message, NoTokenizer, Prompt
+from chairlift.engine.llm_outputs import BeamSearchOutput, LLMOutput, LogprobDecoder
 from chairlift.engine.output_processor import AnswerBuilder, OutputProcessor
 from chairlift.engine.pooled_prompts import PooledOptions
 from chairlift.engine.pooling import POOLING_PARAMS, check_task, pooled_values
@@ -25,7 +26,7 @@ from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.lora import LoRARequest
 from chairlift.outputs import RequestOutput
 from chairlift.request import FinishReason
-from chairlift.sampling_params import SamplingParams
+from chairlift.sampling_params import MAX_LOGPROBS, BeamSearchParams, SamplingParams, check_logprobs
 
 AdapterChoice = LoRARequest | str | None
 """A LoRA adapter, the name of a loaded one, or None for the model alone."""
@@ -39,18 +40,28 @@ class LLM:
     Args:
         model: a folder, a .gguf file, a name on the hub, or None for the default model.
         engine: an existing engine, in place of the model and the options.
+        max_logprobs: the largest `logprobs` and `prompt_logprobs` of a prompt; -1 is no limit.
         options: the other fields of EngineConfig, without `pacing_tokens_per_second`.
     """
 
     def __init__(
-        self, model: str | os.PathLike[str] | None = None, *, engine: Engine | None = None, **options: Any
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        engine: Engine | None = None,
+        max_logprobs: int = -1,
+        **options: Any,
     ) -> None:
+        if type(max_logprobs) is not int or not -1 <= max_logprobs <= MAX_LOGPROBS:
+            raise ConfigError(f"max_logprobs must be between 0 and {MAX_LOGPROBS}, or -1, got {max_logprobs!r:.100}")
         if engine is not None and (model is not None or options):
             raise ConfigError(f"engine cannot be combined with {', '.join(options) or 'model'}: remove one of them")
         self.engine = engine or _build_engine(EngineConfig.from_options({"model": model, **options}))
         self._processor = OutputProcessor(self.engine.tokenizer)
         self._sampling_defaults = self.engine.facts.sampling_defaults
         self._ids = map("llm-{}".format, itertools.count())
+        self._cache_salt: str | None = None
+        self._max_logprobs = max_logprobs
         self._lock = threading.RLock()
 
     @classmethod
@@ -65,17 +76,20 @@ class LLM:
         *,
         use_tqdm: bool = True,
         lora_request: AdapterChoice | Sequence[AdapterChoice] = None,
-    ) -> list[RequestOutput]:
+        priority: int | Sequence[int] | None = None,
+    ) -> list[LLMOutput]:
         """Generate answers to all prompts, and return them in the order of the prompts.
 
         Args:
             prompts: a list of prompts, or one prompt: a string, a list of token ids, {"prompt": string} or
                 {"prompt_token_ids": list}.
             sampling_params: parameters for all prompts, or a list with one entry for each prompt; None selects
-                `get_default_sampling_params()`.
+                `get_default_sampling_params()`. A `max_tokens` that does not fit is lowered to what fits.
             use_tqdm: show a progress bar if standard error is a terminal.
             lora_request: the LoRA adapter of all prompts, or a list with one entry for each prompt: the name of a
                 loaded adapter, a LoRARequest, whose adapter is loaded if there is none of its name, or None.
+            priority: the priority of all prompts, or a list with one for each; the smallest number is first under
+                `scheduling_policy="priority"`.
 
         Raises:
             RequestError: an argument has a wrong type, or a prompt or its parameters are invalid; the message names the
@@ -83,18 +97,20 @@ class LLM:
                 Also raised during the run if a grammar exceeds a limit.
         """
         check_task(self.engine.facts, None)
-        return self._run(_prompts(prompts), self.engine.input_processor.encode, sampling_params, use_tqdm, lora_request)
+        encode = self.engine.input_processor.encode
+        return self._answer(_prompts(prompts), encode, sampling_params, use_tqdm, lora_request, priority)
 
     def chat(
         self,
         messages: list[Message] | list[list[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
         use_tqdm: bool = True,
         lora_request: AdapterChoice | Sequence[AdapterChoice] = None,
+        priority: int | Sequence[int] | None = None,
+        *,
         allow_special_tokens_in_content: bool = False,
         **template_options: Any,
-    ) -> list[RequestOutput]:
+    ) -> list[LLMOutput]:
         """Generate answers to all conversations; see `generate`.
 
         Args:
@@ -113,7 +129,33 @@ class LLM:
         )
         if sampling_params is None:
             sampling_params = self._sampling_defaults.params(max_tokens=None)
-        return self._run(_conversations(messages), encode, sampling_params, use_tqdm, lora_request)
+        return self._answer(_conversations(messages), encode, sampling_params, use_tqdm, lora_request, priority)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: AdapterChoice | Sequence[AdapterChoice] = None,
+        use_tqdm: bool = False,
+    ) -> list[BeamSearchOutput]:
+        """Search the best sequences of each prompt. The search is that of `generate` with `use_beam_search`, and the
+        outputs have vLLM's shape. Arguments and errors are those of `generate`."""
+        if not isinstance(params, BeamSearchParams):
+            raise _type_error("params", "BeamSearchParams", params)
+        given = _prompts(prompts)
+        outputs = self.generate(given, params.sampling_params(), use_tqdm=use_tqdm, lora_request=lora_request)
+        adapters: Sequence[AdapterChoice] = _per_prompt("lora_request", lora_request, len(given))
+        decode = partial(self.engine.tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
+        return [BeamSearchOutput.of(output, adapter, decode) for output, adapter in zip(outputs, adapters, strict=True)]
+
+    def reset_prefix_cache(self) -> bool:
+        """Let later prompts find no cached prefix of earlier ones, also not in `prefix_cache_dir`; returns True.
+
+        The blocks of the earlier prompts are evicted when others need them.
+        """
+        with self._lock:
+            self._cache_salt = next(self._ids)
+        return True
 
     def load_lora_adapter(self, lora_name: str, lora_path: str) -> None:
         """Load a LoRA adapter, whose name is a `lora_request` afterwards.
@@ -211,12 +253,21 @@ class LLM:
         def encode(pair: tuple[str, str | None], _params: SamplingParams) -> tuple[None, list[int]]:
             return None, self.engine.input_processor.encode_pooled(*pair, options, labels)
 
-        outputs = self._run(pairs, encode, POOLING_PARAMS, use_tqdm, None)
+        outputs = self._run(pairs, encode, POOLING_PARAMS, use_tqdm)
         return [pooled_values(output) for output in outputs]
 
     def get_tokenizer(self) -> Tokenizer | NoTokenizer:
         """The tokenizer of the model, with `encode`, `decode` and `render_chat`."""
         return self.engine.tokenizer
+
+    def _answer(
+        self,
+        prompts: Sequence[Any],
+        encode: Callable[[Any, SamplingParams], tuple[str | None, list[int]]],
+        *options: Any,
+    ) -> list[LLMOutput]:
+        decoder = LogprobDecoder(self.engine.tokenizer)
+        return [decoder.output(output) for output in self._run(prompts, encode, *options)]
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The sampling parameters of prompts without any, from the model's generation configuration.
@@ -237,7 +288,8 @@ class LLM:
         encode: Callable[[Any, SamplingParams], tuple[str | None, list[int]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
-        lora_request: AdapterChoice | Sequence[AdapterChoice],
+        lora_request: AdapterChoice | Sequence[AdapterChoice] = None,
+        priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         if not isinstance(use_tqdm, bool):
             raise _type_error("use_tqdm", "True or False", use_tqdm)
@@ -246,31 +298,49 @@ class LLM:
         _check_params(sampling_params)
         all_params = _not_streamed(_per_prompt("sampling_params", sampling_params, len(prompts)))
         choices: Sequence[AdapterChoice] = _per_prompt("lora_request", lora_request, len(prompts))
+        priorities = _priorities(priority, len(prompts))
+        vocab_size = self.engine.facts.model_config.vocab_size if any(p.has_all_logprobs for p in all_params) else None
         with self._lock:
             adapters = [self._adapter_id(choice) for choice in choices]
             ids = [next(self._ids) for _ in prompts]
-            core, processor = self.engine.core, self.engine.input_processor
-            core_ids: list[str] = []
+            indexes: dict[str, int] = {}
+            num_logprobs = 0
             try:
                 for index, (prompt, params) in enumerate(zip(prompts, all_params, strict=True)):
-                    try:
-                        processor.constraints.compile(params)
+                    with _naming_prompt(index):
+                        _check_max_logprobs(params, self._max_logprobs)
+                        self.engine.input_processor.constraints.compile(params)
                         text, token_ids = encode(prompt, params)
-                        now, lora_id = core.now(), adapters[index]
-                        requests = processor.make(ids[index], token_ids, params, arrival_time=now, lora_id=lora_id)
+                        if vocab_size is not None:
+                            num_logprobs += self.engine.facts.limits.num_logprobs(params, len(token_ids), vocab_size)
+                            check_logprobs(num_logprobs)
+                        requests = self._make(ids[index], token_ids, params, adapters[index], priorities[index])
                         self._processor.add(ids[index], text, requests)
-                        core_ids += [request.request_id for request in requests]
+                        indexes |= {request.request_id: index for request in requests}
                         for request in requests:
-                            core.add(request.to_request())
-                    except RequestError as error:
-                        raise RequestError(f"prompt {index}: {error}", error.param) from None
-                answers = self._step_until_done(ids, use_tqdm)
+                            self.engine.core.add(request.to_request())
+                answers = self._step_until_done(ids, indexes, use_tqdm)
             finally:
-                for core_id in self._processor.remove(core_ids):
-                    core.abort(core_id)
+                for core_id in self._processor.remove(indexes):
+                    self.engine.core.abort(core_id)
             return [answers[request_id].build() for request_id in ids]
 
-    def _step_until_done(self, ids: list[str], use_tqdm: bool) -> dict[str, AnswerBuilder]:
+    def _make(
+        self, request_id: str, token_ids: list[int], params: SamplingParams, lora_id: int, priority: int
+    ) -> list[EngineRequest]:
+        return self.engine.input_processor.make(
+            request_id,
+            token_ids,
+            params,
+            arrival_time=self.engine.core.now(),
+            priority=priority,
+            cache_salt=self._cache_salt,
+            lora_id=lora_id,
+            clamp_max_tokens=True,
+            is_offline=True,
+        )
+
+    def _step_until_done(self, ids: list[str], indexes: dict[str, int], use_tqdm: bool) -> dict[str, AnswerBuilder]:
         core, answers = self.engine.core, {request_id: AnswerBuilder() for request_id in ids}
         with (
             _defer_interrupts() as check_interrupt,
@@ -285,9 +355,10 @@ class LLM:
                 for request_id in stopped:
                     core.abort(request_id, FinishReason.STOP)
                 num_finished = 0
-                for _leader_id, update in updates:
+                for leader_id, update in updates:
                     if not isinstance(update, RequestOutput):
-                        raise update
+                        with _naming_prompt(indexes[leader_id]):
+                            raise update
                     answers[update.request_id].add(update)
                     num_finished += update.finished
                 num_unfinished -= num_finished
@@ -331,6 +402,16 @@ def _defer_interrupts() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def _naming_prompt(index: int) -> Iterator[None]:
+    """Begin the message of a RequestError with the index of the prompt."""
+    try:
+        yield
+    except RequestError as error:
+        error.args = (f"prompt {index}: {error}",)
+        raise
+
+
 def _type_error(name: str, accepted: str, value: object) -> RequestError:
     return RequestError(f"{name} must be {accepted}, got {type(value).__name__}: {value!r:.100}", name)
 
@@ -369,6 +450,23 @@ def _per_prompt(name: str, value: T | Sequence[T], count: int) -> Sequence[T]:
     if len(value) != count:
         raise RequestError(f"{name} has {len(value)} entries for {count} prompts: pass one, or one per prompt", name)
     return value
+
+
+def _check_max_logprobs(params: SamplingParams, limit: int) -> None:
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(params, name)
+        if limit != -1 and value is not None and not 0 <= value <= limit:
+            raise RequestError(
+                f"{name}={value} exceeds max_logprobs={limit} of this LLM: lower it, or raise the limit", name
+            )
+
+
+def _priorities(priority: int | Sequence[int] | None, count: int) -> Sequence[int]:
+    priorities = _per_prompt("priority", 0 if priority is None else priority, count)
+    for each in priorities:
+        if type(each) is not int:
+            raise _type_error("priority", "an integer, a list with one for each prompt, or None", each)
+    return priorities
 
 
 def _not_streamed(all_params: Sequence[SamplingParams]) -> list[SamplingParams]:

@@ -113,12 +113,12 @@ class SamplingState:
         self.min_p[row] = params.min_p
         self.penalties[:, row] = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
         self.min_tokens[row] = params.min_tokens
-        self.num_logprobs[row] = params.logprobs or 0
+        self.num_logprobs[row] = self._num_top(params.logprobs)
         if params.use_beam_search:
             # As many tokens that do not end a beam as there are beams, whichever tokens end it.
             num_compared = max(params.n + len(new.stop_token_ids), params.logprobs or 0)
             self.num_logprobs[row] = min(num_compared, self.vocab_size)
-        self.num_prompt_logprobs[row] = params.prompt_logprobs or 0
+        self.num_prompt_logprobs[row] = self._num_top(params.prompt_logprobs)
         if params.logit_bias:
             self.bias[row] = (
                 np.array(list(params.logit_bias), dtype=np.int64),
@@ -147,6 +147,10 @@ class SamplingState:
         self.bias.pop(row, None)
         self.stop_ids.pop(row, None)
         self.bad_words.pop(row, None)
+
+    def _num_top(self, num_logprobs: int | None) -> int:
+        """The number of likely tokens whose logprobs are returned; -1 is the whole vocabulary."""
+        return self.vocab_size if num_logprobs == -1 else num_logprobs or 0
 
     def _features(self, row: int, params: SamplingParams) -> SamplingFeature:
         has_penalties = params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty

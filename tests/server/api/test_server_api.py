@@ -187,12 +187,16 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"stream_options": {"include_usage": True}}, "stream_options", "only allowed with stream: true"),
     ({"logit_bias": {"x": 1}}, "logit_bias", "keys must be token ids, got 'x'"),
     ({"logprobs": 99}, "logprobs", "between 0 and 20, got 99"),
+    ({"logprobs": -1}, "logprobs", "between 0 and 20, got -1"),
+    ({"logprobs": -1, "stream": True}, "logprobs", "between 0 and 20, got -1"),
+    ({"logprobs": -1, "echo": True}, "logprobs", "between 0 and 20, got -1"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs", "between 0 and 20, got -1"),
     ({"seed": 1.5}, "seed", "must be an integer, got 1.5"),
     ({"min_tokens": 20, "max_tokens": 5}, "min_tokens", "at most max_tokens=5, got 20"),
 ]
 
 
-EXTRA_FIELDS = ("min_tokens", "best_of", "frobnicate", "priority", "slo")
+EXTRA_FIELDS = ("min_tokens", "best_of", "frobnicate", "priority", "prompt_logprobs", "slo")
 
 
 @pytest.mark.parametrize(("fields", "param", "match"), INVALID, ids=lambda value: json.dumps(value)[:40])

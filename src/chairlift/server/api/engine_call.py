@@ -17,7 +17,7 @@ from chairlift.engine.async_llm import Generation
 from chairlift.engine.input_processor import RequestLimits
 from chairlift.errors import ChairliftError, DeadlineError, RequestError
 from chairlift.outputs import RequestOutput, RequestTimes
-from chairlift.sampling_params import SamplingParams
+from chairlift.sampling_params import SamplingParams, check_logprobs
 from chairlift.server.access.admission import Permit
 from chairlift.server.access.call import Call
 from chairlift.server.http.error_responses import error_info
@@ -29,7 +29,6 @@ from chairlift.server.protocol.encoding import DONE, encode, to_chunk
 from chairlift.server.protocol.sampling import CallFields, EngineFields
 
 MAX_ANSWERS_PER_CALL: Final = 2048  # prompts times answers
-MAX_LOGPROB_ENTRIES: Final = 4 << 20  # of one response; each has about 60 bytes
 ENTRIES_PER_POSITION: Final = 20  # logprobs that `output_size` assumes
 BYTES_PER_TOKEN: Final = 16  # of a vector, which take as long to write as a token of text
 LARGE_OUTPUT: Final = 1024  # tokens and logprobs; an output of more is written on a thread
@@ -351,25 +350,14 @@ class GeneratingCall(EngineCall[Fields, Plans]):
 def check_size(plan: RequestPlan, limits: RequestLimits) -> None:
     """Raise RequestError if the response to a plan may have more than MAX_ANSWERS_PER_CALL answers, or more than
     MAX_LOGPROB_ENTRIES logprobs."""
-    params, num_answers, entries = plan.params, len(plan.prompts) * plan.params.n, 0
+    params, num_answers = plan.params, len(plan.prompts) * plan.params.n
     if num_answers > MAX_ANSWERS_PER_CALL and not limits.is_pooling:
         raise RequestError(
             f"{counted(len(plan.prompts), 'prompt')} with n={params.n} would produce {num_answers} answers, but at "
             f"most {MAX_ANSWERS_PER_CALL} are allowed per call: split the prompts into several calls",
             "n",
         )
-    for _text, token_ids in plan.prompts:
-        if params.prompt_logprobs is not None:
-            entries += len(token_ids) * params.n * (params.prompt_logprobs + 1)
-        if params.logprobs is not None:
-            room = limits.default_max_tokens(len(token_ids))
-            entries += min(params.max_tokens or room, room) * params.n * (params.logprobs + 1)
-    if entries > MAX_LOGPROB_ENTRIES:
-        raise RequestError(
-            f"logprobs: the response may have up to {entries} entries (tokens x answers x logprobs), and at most "
-            f"{MAX_LOGPROB_ENTRIES} are allowed: lower max_tokens, n or the number of logprobs, or send fewer prompts",
-            "logprobs",
-        )
+    check_logprobs(sum(limits.num_logprobs(params, len(token_ids)) for _text, token_ids in plan.prompts))
 
 
 def output_size(output: RequestOutput) -> int:
