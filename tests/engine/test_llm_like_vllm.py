@@ -15,8 +15,8 @@ from chairlift import LLM, AsyncLLM, CompletionOutput, EngineConfig, RequestOutp
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.llm_outputs import LogprobDecoder
 from chairlift.errors import ConfigError, ContextLengthError, RequestError
-from chairlift.outputs import Logprob, TokenLogprobs
-from chairlift.sampling_params import MAX_BEAMS, BeamSearchParams, StructuredOutputsParams
+from chairlift.outputs import Logprob, ModelRunnerOutput, TokenLogprobs
+from chairlift.sampling_params import MAX_BEAMS, BeamSearchParams
 from support.case_loop import loop_over
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -226,11 +226,16 @@ def test_the_prompt_of_a_list_that_does_not_fit_is_named(llm: LLM) -> None:
         assert llm.engine.core.scheduler.is_idle
 
 
-def test_a_prompt_that_fails_while_it_runs_is_named(llm: LLM) -> None:
-    names = [f"r{index}" for index in range(2100)]
-    rules = [f'{name}: "{chr(97 + at % 26)}" {names[(7 * at + 1) % 2100]}?' for at, name in enumerate(names)]
-    grammar = "\n".join([f"start: {' | '.join(names)}", *rules])
-    constraint = StructuredOutputsParams(grammar=grammar)
-    with pytest.raises(RequestError, match=r"^prompt 2: .*too complex"):
-        llm.generate([PROMPT] * 3, [GREEDY, GREEDY, SamplingParams(structured_outputs=constraint)])
-    assert llm.engine.core.scheduler.is_idle
+def test_a_prompt_that_fails_while_it_runs_is_named(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = tiny.engine.core._executor.result
+
+    def failing(handle: object) -> ModelRunnerOutput:
+        output = result(handle)
+        return replace(output, errors={[*output.token_ids][2]: "its grammar is too complex"})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tiny.engine.core._executor, "result", failing)
+        with pytest.raises(RequestError, match=r"^prompt 2: its grammar is too complex"):
+            tiny.generate([[5], [6], [7]], GREEDY)
+    assert tiny.engine.core.scheduler.is_idle
+    assert len(tiny.generate([[5], [6], [7]], GREEDY)) == 3
