@@ -164,6 +164,7 @@ class RerankRequest(ScoringFields):
     query: str
     documents: Annotated[list[str | RerankDocument], Field(min_length=1, max_length=MOST_TEXTS)]
     top_n: int | None = Field(None, ge=0, description="Number of results; null or 0 for all.")
+    top_k: None = Field(None, description="Use `top_n`.")
     return_documents: bool = True
     # -- fields of Cohere --
     max_tokens_per_doc: int | None = Field(

@@ -69,6 +69,7 @@ class CompatibilityFields(RequestBody):
     moderation: None = Field(None, description="Moderation is not supported.")
     kv_transfer_params: None = Field(None, description="KV transfer between servers is not supported.")
     mm_processor_kwargs: EmptyValue = Field(None, description="Only text is supported.")
+    rid: None = Field(None, description="Send it as `request_id`.")
     vllm_xargs: EmptyValue = Field(None, description="Arguments for extensions of vLLM are not supported.")
 
 
@@ -80,6 +81,9 @@ class SamplingCompatibilityFields(CompatibilityFields):
         None, description="Has no effect: no spaces are added between special tokens."
     )
     logits_processors: EmptyValue = Field(None, description="Logits processors are not supported.")
+    # -- fields that vllm-router and sglang-router add to every request --
+    no_stop_trim: Literal[False] | None = advisory("Use `include_stop_str_in_output`.")
+    return_hidden_states: Literal[False] | None = advisory("Hidden states are not returned.")
 
 
 class CompletionsCompatibilityFields(SamplingCompatibilityFields):
@@ -106,6 +110,9 @@ class ChatCompatibilityFields(SamplingCompatibilityFields):
     )
     functions: EmptyValue = Field(None, description="Deprecated by OpenAI; use `tools`.")
     function_call: Literal["none"] | None = Field(None, description="Deprecated by OpenAI; use `tool_choice`.")
+    # -- fields that vllm-router and sglang-router add to every request --
+    separate_reasoning: Literal[True] | None = advisory("Reasoning is always separated.")
+    stream_reasoning: Literal[True] | None = advisory("Reasoning is always streamed.")
 
 
 class ResponsesCompatibilityFields(CompatibilityFields):
