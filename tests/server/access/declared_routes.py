@@ -29,6 +29,8 @@ READS: Final = {
     "/v1/requests/{request_id}",
     "/v1/page",
     "/tokenizer_info",
+    "/server_info",
+    "/model_info",
     "/v1/page/events",
 }
 """Any key: work proportional to what the server keeps anyway. The streams of a key are limited."""

@@ -106,11 +106,13 @@ def test_the_cost_of_a_rejected_call_does_not_depend_on_its_body(
 
 
 def test_only_admins_see_the_folder_of_a_model(server: RunningServer, tiny_model_dir: Callable[..., Path]) -> None:
-    def root(key: str) -> Any:
-        return httpx.get(f"{server.url}/v1/models/tiny", headers={"Authorization": f"Bearer {key}"}).json()["root"]
+    def roots(key: str) -> list[Any]:
+        names = {"/v1/models/tiny": "root", "/server_info": "model_path", "/model_info": "tokenizer_path"}
+        headers = {"Authorization": f"Bearer {key}"}
+        return [httpx.get(server.url + path, headers=headers).json()[name] for path, name in names.items()]
 
-    assert root(ADMIN) == str(tiny_model_dir("llama").resolve())
-    assert root(PLAIN) is None
+    assert roots(ADMIN) == [str(tiny_model_dir("llama").resolve())] * 3
+    assert roots(PLAIN) == [None] * 3
 
 
 def test_head_has_the_status_and_headers_of_get(server: RunningServer) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
+
 from support.case_loop import loop_over
 from support.running_server import RunningServer
 
@@ -52,3 +54,13 @@ def test_routers_send_null_for_names_of_other_servers(api_server: RunningServer)
         assert "the model generates text" in accepted["message"]
         rejected = api_server.post("/v1/rerank", {**body, name: 3}).json()["error"]
         assert (rejected["param"], used in rejected["message"]) == (name, True)
+
+
+def test_the_server_and_its_model_are_described(api_server: RunningServer) -> None:
+    (card,) = httpx.get(f"{api_server.url}/v1/models").json()["data"]
+    server, model = (httpx.get(f"{api_server.url}/{name}_info").json() for name in ("server", "model"))
+    assert (server["served_model_name"], server["context_length"]) == (card["id"], card["max_model_len"])
+    assert server["model_path"] == model["model_path"] == model["tokenizer_path"] == card["root"]
+    assert (model["is_generation"], model["model_type"]) == (True, "llama")
+    for name in ("server", "model"):
+        assert httpx.get(f"{api_server.url}/{name}_info", params={"model": "other"}).status_code == 404

@@ -175,6 +175,9 @@ def test_a_key_sees_and_uses_only_its_models(server: ModelsServer) -> None:
     assert server.post("/models/unload", {"model": "b"}, LIMITED).status_code == 403
     default = server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 2}, LIMITED).json()
     assert default["model"] == "b"
+    assert server.get("/server_info", LIMITED)["served_model_name"] == "b"
+    for path in ("/server_info", "/model_info", "/tokenizer_info"):
+        assert server.get(f"{path}?model=a", LIMITED)["error"]["code"] == "model_not_allowed"
 
 
 def test_metrics_and_engines_of_all_models(server: ModelsServer) -> None:

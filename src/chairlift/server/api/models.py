@@ -20,6 +20,7 @@ from chairlift.server.models.served_model import ModelState, ServedModel
 from chairlift.server.protocol.base import RequestBody
 from chairlift.server.protocol.sampling import CallFields
 from chairlift.system.log_format import format_time
+from chairlift.version import __version__
 
 
 class ModelStatus(BaseModel):
@@ -61,6 +62,25 @@ class ModelCard(BaseModel):
 
     aliases: list[str] = Field([], description="Other names of the model in requests.")
     status: ModelStatus
+
+
+class ServerInfo(BaseModel):
+    """What sglang-router and sglang's benchmark read of a server, with the names of SGLang. The fields of a model that
+    has not been loaded yet are null."""
+
+    model_path: str | None = Field(description="The `root` of the model in /v1/models.")
+    served_model_name: str
+    context_length: int | None
+    version: str = __version__
+
+
+class ModelInfo(BaseModel):
+    """What sglang-router and sglang's benchmark read of a model, with the names of SGLang."""
+
+    model_path: str | None
+    tokenizer_path: str | None
+    is_generation: bool | None
+    model_type: str | None
 
 
 class ModelSwitch(RequestBody):
@@ -115,6 +135,27 @@ def router(manager: ModelManager) -> APIRouter:
         found = manager.find(model, call_of(request).key)
         return model_card(found, call_of(request).key, found.adapter_of(model))
 
+    @routes.get("/server_info", responses=error_models(403, 404))
+    async def get_server_info(request: Request, model: str | None = None) -> ServerInfo:
+        """Describe the server by one of its models (SGLang)."""
+        key = call_of(request).key
+        found = manager.find(model, key)
+        length = None if found.facts is None else found.facts.scheduler_config.max_model_len
+        return ServerInfo(model_path=visible_root(found, key), served_model_name=found.name, context_length=length)
+
+    @routes.get("/model_info", responses=error_models(403, 404))
+    async def get_model_info(request: Request, model: str | None = None) -> ModelInfo:
+        """Describe a model (SGLang)."""
+        key = call_of(request).key
+        found = manager.find(model, key)
+        root, facts = visible_root(found, key), found.facts
+        return ModelInfo(
+            model_path=root,
+            tokenizer_path=root,
+            is_generation=None if facts is None else facts.pooling is None,
+            model_type=None if facts is None else facts.model_config.name,
+        )
+
     @routes.get("/tokenizer_info", responses=error_models(403, 404, 429, 503))
     async def get_tokenizer_info(request: Request, model: str | None = None) -> dict[str, str | None]:
         """Return the special tokens and the chat template of a model (vLLM), which lm-eval reads."""
@@ -168,14 +209,19 @@ def _add_admin_route(routes: APIRouter, path: str, change: Callable[[Any, Key], 
     add_body_route(routes, path, handle, types["body"], types["return"], **described)
 
 
+def visible_root(model: ServedModel, key: Key) -> str | None:
+    """The repository from which a model was loaded, or for admin keys the path; None if it is not visible."""
+    root = None if model.facts is None else model.facts.root
+    return root if root is None or key.is_admin or not Path(root).is_absolute() else None
+
+
 def model_card(model: ServedModel, key: Key, adapter: str | None = None) -> ModelCard:
     """The description of a model, or of one of its LoRA adapters, in /v1/models."""
     facts = model.facts
-    has_root = facts is not None and (key.is_admin or not Path(facts.root).is_absolute())
     return ModelCard(
         id=adapter or model.name,
         display_name=adapter or model.name,
-        root=facts.root if facts is not None and has_root else None,
+        root=visible_root(model, key),
         parent=None if adapter is None else model.name,
         created=model.created,
         created_at=format_time(model.created),
