@@ -375,10 +375,7 @@ class InputProcessor:
         Raises:
             RequestError: a limit is exceeded, or a parameter would have no effect.
         """
-        max_tokens = params.max_tokens or self.limits.default_max_tokens(len(token_ids))
-        if clamp_max_tokens:
-            max_tokens = min(max_tokens, self.limits.max_output_tokens(len(token_ids)))
-        self._check_lengths(params, len(token_ids), max_tokens)
+        max_tokens = self.max_tokens(params, len(token_ids), clamps=clamp_max_tokens)
         self._check_effects(params, priority, is_offline)
         if self._resolved is None or self._resolved.given is not params:
             self._resolved = self._resolve(params)
@@ -418,6 +415,15 @@ class InputProcessor:
         if params.n > 1 and not params.use_beam_search:
             params = replace(params, n=1)
         return _ResolvedParams(given, params, stop_token_ids)
+
+    def max_tokens(self, params: SamplingParams, num_prompt_tokens: int, *, clamps: bool) -> int:
+        """The maximum number of output tokens of a request, which with `clamps` is lowered to what fits beside the
+        prompt; raises RequestError if it does not fit."""
+        max_tokens = params.max_tokens or self.limits.default_max_tokens(num_prompt_tokens)
+        if clamps:
+            max_tokens = min(max_tokens, self.limits.max_output_tokens(num_prompt_tokens))
+        self._check_lengths(params, num_prompt_tokens, max_tokens)
+        return max_tokens
 
     def _check_lengths(self, params: SamplingParams, num_prompt_tokens: int, max_tokens: int) -> None:
         if max_tokens > (max_output := self.limits.max_output_tokens(num_prompt_tokens)):

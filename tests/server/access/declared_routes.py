@@ -59,6 +59,10 @@ COUNTED: Final = {
     "/v2/rerank",
     "/tokenize",
     "/detokenize",
+    "/v1/completions/render",
+    "/v1/chat/completions/render",
+    "/v1/responses/render",
+    "/v1/messages/render",
     "/v1/requests/{request_id}/explain",
     "/v1/page/burst",
 }

@@ -40,6 +40,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [3]},
 }
 STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+BODIES |= {f"{path}/render": BODIES[path] for path in STREAMED}
 READ = (
     "/health", "/ready", "/metrics", "/v1/models", "/v1/models/tiny", "/v1/requests", "/v1/page", "/tokenizer_info",
     "/server_info", "/model_info",

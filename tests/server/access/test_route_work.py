@@ -57,7 +57,8 @@ ENGINE_CALLS: Final[dict[str, dict[str, Any]]] = {
 }
 """Calls whose steps take more than a second."""
 
-PLANNED: Final = {"/v1/messages/count_tokens", "/tokenize", "/detokenize"}
+RENDERED: Final = {path for path in COUNTED if path.endswith("/render")}
+PLANNED: Final = {"/v1/messages/count_tokens", "/tokenize", "/detokenize", *RENDERED}
 """Calls whose only work is proportional to their bodies."""
 
 THREADED: Final = {"/v1/requests/{request_id}/explain"}

@@ -24,6 +24,12 @@ CALLS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", {**CHAT, "include_reasoning": True}, ALL_NAMES),
     ("/v1/responses", RESPONSE, "store"),
 ]
+MORE_BODIES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": ["one", "two three"], "max_tokens": 3}),
+    ("/v1/completions", {"prompt": [[5, 6], [7]], "max_tokens": 3}),
+    ("/v1/messages", {"messages": [USER], "max_tokens": 90_000}),
+    ("/v1/chat/completions", {"messages": [USER]}),
+]
 
 
 @loop_over("stream", [False, True])
@@ -54,6 +60,47 @@ def test_routers_send_null_for_names_of_other_servers(api_server: RunningServer)
         assert "the model generates text" in accepted["message"]
         rejected = api_server.post("/v1/rerank", {**body, name: 3}).json()["error"]
         assert (rejected["param"], used in rejected["message"]) == (name, True)
+
+
+@loop_over(("path", "body"), [(path, body) for path, body, _names in CALLS] + MORE_BODIES)
+def test_a_rendered_prompt_is_the_one_that_is_computed(
+    api_server: RunningServer, path: str, body: dict[str, Any]
+) -> None:
+    rendered = api_server.post(f"{path}/render", body)
+    assert rendered.status_code == 200, rendered.text
+    prompts = rendered.json() if path == "/v1/completions" else [rendered.json()]
+    limits = [name for name in body if name.startswith("max_")]
+    answer = api_server.post(path, {**body, "temperature": 0, **dict.fromkeys(limits, 2)}).json()
+    usage, given = answer["usage"], min((body[name] for name in limits), default=1 << 20)
+    num_tokens = usage.get("prompt_tokens") or usage["input_tokens"] + usage.get("cache_read_input_tokens", 0)
+    assert sum(len(prompt["token_ids"]) for prompt in prompts) == num_tokens
+    length = httpx.get(f"{api_server.url}/server_info").json()["context_length"]
+    for prompt in prompts:
+        assert prompt["sampling_params"]["max_tokens"] == min(given, length - len(prompt["token_ids"]))
+
+
+def test_rendered_tokens_are_those_of_tokenize(api_server: RunningServer) -> None:
+    chat = api_server.post("/v1/chat/completions/render", {**CHAT, "stream": True, "cache_salt": "s"}).json()
+    assert chat["token_ids"] == api_server.post("/tokenize", {"messages": [USER]}).json()["tokens"]
+    assert (chat["stream"], chat["cache_salt"], chat["priority"]) == (True, "s", 0)
+    completion = api_server.post("/v1/completions/render", {"prompt": ["a", "b"], "seed": 5}).json()
+    tokens = [api_server.post("/tokenize", {"prompt": text}).json()["tokens"] for text in ("a", "b")]
+    assert [prompt["token_ids"] for prompt in completion] == tokens
+    assert {prompt["sampling_params"]["seed"] for prompt in completion} == {5}
+
+
+@loop_over(("path", "body", "param"), [
+    ("/v1/completions", {"prompt": "x" * 30_000}, "prompt"),
+    ("/v1/chat/completions", {"messages": [USER], "n": 0}, "n"),
+    ("/v1/responses", {"input": "hi", "max_output_tokens": 0}, "max_output_tokens"),
+])  # fmt: skip
+def test_an_invalid_call_is_not_rendered(
+    api_server: RunningServer, path: str, body: dict[str, Any], param: str
+) -> None:
+    rendered, answer = (api_server.post(each, body) for each in (f"{path}/render", path))
+    assert rendered.status_code == answer.status_code == 400
+    assert rendered.json() == answer.json()
+    assert rendered.json()["error"]["param"] == param
 
 
 def test_the_server_and_its_model_are_described(api_server: RunningServer) -> None:

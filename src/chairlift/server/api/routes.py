@@ -25,6 +25,7 @@ from chairlift.server.access.admission import AdmissionController, Permit
 from chairlift.server.access.call import Call, call_of
 from chairlift.server.api import chat, completions, messages, pooling, responses, tokenization
 from chairlift.server.api.endpoint import Endpoint
+from chairlift.server.api.rendering import RENDERINGS
 from chairlift.server.api.response_store import ResponseStore
 from chairlift.server.http.error_responses import error_models
 from chairlift.server.http.streaming import cancel_on_disconnect, run_to_end
@@ -44,6 +45,7 @@ ENDPOINTS: Final[list[Endpoint[Any]]] = [
     pooling.rerank_documents,
     tokenization.tokenize_text,
     tokenization.detokenize_ids,
+    *RENDERINGS,
 ]
 
 LARGE_BODY: Final = 32 << 10  # bytes, from which a body is parsed on a thread
