@@ -18,11 +18,11 @@ CHAT = {"messages": [USER], "max_completion_tokens": 4, "logprobs": False, "cont
 CHAT |= {"ignore_eos": False, "skip_special_tokens": True, **ADDED_TO_CHATS}
 RESPONSE = {"input": "hi", "max_output_tokens": 4, "store": True, "stream": None, "temperature": 1.0, "top_p": 1.0}
 RESPONSE |= {"priority": 0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-CALLS: list[tuple[str, dict[str, Any], str]] = [
+CALLS: list[tuple[str, dict[str, Any], str | None]] = [
     ("/v1/completions", COMPLETION, "no_stop_trim, return_hidden_states"),
     ("/v1/chat/completions", CHAT, ALL_NAMES),
     ("/v1/chat/completions", {**CHAT, "include_reasoning": True}, ALL_NAMES),
-    ("/v1/responses", RESPONSE, "store"),
+    ("/v1/responses", RESPONSE, None),
 ]
 MORE_BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": ["one", "two three"], "max_tokens": 3}),
@@ -35,11 +35,11 @@ MORE_BODIES: list[tuple[str, dict[str, Any]]] = [
 @loop_over("stream", [False, True])
 @loop_over(("path", "body", "names"), CALLS)
 def test_fields_that_routers_add_are_named(
-    api_server: RunningServer, path: str, body: dict[str, Any], names: str, stream: bool
+    api_server: RunningServer, path: str, body: dict[str, Any], names: str | None, stream: bool
 ) -> None:
     answer = api_server.post(path, {**body, "stream": stream})
     assert answer.status_code == 200, answer.text
-    assert answer.headers["x-chairlift-ignored"] == names
+    assert answer.headers.get("x-chairlift-ignored") == names
 
 
 @loop_over(("path", "body"), [("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)])
