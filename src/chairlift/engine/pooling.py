@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from operator import mul
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from chairlift.errors import RequestError
 from chairlift.models.pooling import PoolingConfig, PoolingTask, Similarity
 from chairlift.outputs import RequestOutput
@@ -61,6 +59,10 @@ def truncate_vector(pooled: bytes, dimensions: int | None, pooling: PoolingConfi
 
 def converted_vector(vector: bytes, dtype: str, is_big: bool) -> bytes:
     """A vector of float32 as float32, float16 or bfloat16, with the lowest byte of each value first or last."""
+    if dtype == "float32" and not is_big:
+        return vector
+    import numpy as np  # Otherwise the front end of a server starts without it.
+
     values = np.frombuffer(vector, np.uint32)
     if dtype == "bfloat16":  # rounded to the nearest value, and to an even one in the middle
         values = ((values + 0x7FFF + (values >> 16 & 1)) >> 16).astype(np.uint16)

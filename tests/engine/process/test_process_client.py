@@ -30,7 +30,6 @@ from chairlift.kernels import choice
 from chairlift.outputs import RequestOutput
 from support.fakes import expected_tokens
 from support.process_engines import FAKE_ENGINE, faulty, forced, outcome, started, tiny_config
-from support.tiny_tokenizer import add_tokenizer
 from support.waiting import AMPLE_SECONDS, until, wait_for
 
 ModelDir = Callable[..., Path]
@@ -362,13 +361,6 @@ def test_errors_of_the_first_start_keep_their_type(tiny_model_dir: ModelDir, tmp
         started(tiny_config(tmp_path / "nothing"))
     with pytest.raises(EngineDeadError, match="exit status 3"):
         started(tiny_config(tiny_model_dir("llama")), (sys.executable, "-c", "raise SystemExit(3)"))
-
-
-def test_a_tokenizer_with_more_tokens_than_the_embedding_is_an_error(tiny_model_dir: ModelDir, tmp_path: Path) -> None:
-    folder = add_tokenizer(tiny_model_dir("llama", vocab_size=250), tmp_path / "small")
-    message = r"model 'small': the tokenizer has 256 tokens, but the embedding has only 250 rows"
-    with pytest.raises(ModelLoadError, match=message):
-        LLM(model=str(folder), num_kv_blocks=20)
 
 
 def test_an_unsupported_architecture_comes_before_a_missing_tokenizer(tiny_model_dir: ModelDir, tmp_path: Path) -> None:
