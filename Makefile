@@ -114,6 +114,8 @@ OLDER_CHECKS := $(addprefix tests/clients/check_,instructor.py llama_index.py)
 
 test-clients: venv ## Let clients, frameworks and coding agents, unchanged, talk to a server (Linux, with npm).
 	@for script in tests/clients/node/check_*; do tests/clients/with-node-clients $$script || exit 1; done
+	@for context in 32768 40960; do \
+	  SCRIPTED_MAX_MODEL_LEN=$$context tests/clients/with-node-clients tests/clients/node/check_coding_agents.py claude qwen || exit 1; done
 	@for script in $(filter-out %/check_lm_eval.py $(OLDER_CHECKS),$(wildcard tests/clients/check_*.py)); do \
 	  tests/clients/with-clients "$(CLIENTS)" $$script || exit 1; done
 	tests/clients/with-clients "$(CLIENTS)" examples/langchain_chat.py

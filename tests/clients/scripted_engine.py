@@ -1,8 +1,8 @@
 """`chairlift serve` whose engine computes no model: it answers each prompt by the rules in SCRIPTED_ANSWERS.
 
-The variable has a list of [text, answer] as JSON. The first rule whose text the prompt contains has the answer. The
-server is the real one, with the tokenizer of its model, so the answers are streamed, parsed and limited as always.
-Streams have pings between the tokens.
+The variable has a list of [text, answer] as JSON. The first rule whose text the prompt contains has the answer.
+SCRIPTED_MAX_MODEL_LEN is the context, by default 65536. The server is the real one, with the tokenizer of its model, so
+the answers are streamed, parsed and limited as always. Streams have frequent pings.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from chairlift.outputs import ModelRunnerOutput, NewRequest, SchedulerOutput
 from chairlift.sampling_params import SamplingDefaults
 from chairlift.server import serve
 
-MAX_MODEL_LEN, NUM_BATCHED_TOKENS = 65_536, 8192
+MAX_MODEL_LEN, NUM_BATCHED_TOKENS = int(os.environ.get("SCRIPTED_MAX_MODEL_LEN", 65_536)), 8192
 STEP_SECONDS, PING_SECONDS = 0.005, 0.002
 
 

@@ -42,6 +42,28 @@ OPENCODE = {
         }
     },
 }
+PI = {
+    "providers": {
+        "chairlift": {
+            "baseUrl": f"{URL}/v1",
+            "api": "openai-completions",
+            "apiKey": "none",
+            "models": [{"id": "scripted"}],
+        }
+    }
+}
+CONTINUE = f"""\
+name: chairlift
+version: 1.0.0
+schema: v1
+models:
+  - name: chairlift
+    provider: openai
+    model: scripted
+    apiBase: {URL}/v1
+    apiKey: none
+    capabilities: [tool_use]
+"""
 
 
 @dataclass(frozen=True)
@@ -84,6 +106,27 @@ AGENTS = {
         {"OPENCODE_DISABLE_MODELS_FETCH": "1"},
         {".config/opencode/opencode.json": json.dumps(OPENCODE)},
     ),
+    "pi": Agent(
+        ("pi", "--model", "chairlift/scripted", "-p", PROMPT),
+        {"PI_OFFLINE": "1"},
+        {".pi/agent/models.json": json.dumps(PI)},
+    ),
+    "copilot": Agent(
+        ("copilot", "--allow-all-tools", "-p", PROMPT),
+        {"COPILOT_PROVIDER_BASE_URL": f"{URL}/v1", "COPILOT_MODEL": "scripted", "COPILOT_OFFLINE": "true"},
+    ),
+    "cline": Agent(
+        (
+            "sh",
+            "-c",
+            f"cline auth openai --apikey none --modelid scripted --baseurl {URL}/v1 && cline -P openai '{PROMPT}'",
+        ),
+    ),
+    "cn": Agent(
+        ("cn", "--auto", "-p", PROMPT),
+        {"CONTINUE_TELEMETRY_ENABLED": "0"},
+        {".continue/config.yaml": CONTINUE},
+    ),
 }
 
 
@@ -108,7 +151,7 @@ def run(name: str, agent: Agent) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert ANSWER in done.stdout, done.stdout + done.stderr
     version = subprocess.run([name, "--version"], env=environment, capture_output=True, text=True, check=True)
-    print(f"{name} {version.stdout.strip()}: a command of the shell and an answer", flush=True)
+    print(f"{name} {version.stdout.splitlines()[0]}: a command of the shell and an answer", flush=True)
 
 
 if __name__ == "__main__":
