@@ -21,7 +21,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native stub configure serve lesson test test-on-cluster fuzz fuzz-api fuzz-cost soak soak-attack test-pages test-clients load-test test-wheel test-install test-without-compiler sanitize sanitize-address sanitize-thread check format bench wheel release clean
+.PHONY: help venv native stub configure serve lesson test test-on-cluster fuzz fuzz-api fuzz-cost soak soak-attack test-pages test-clients findings load-test test-wheel test-install test-without-compiler sanitize sanitize-address sanitize-thread check format bench wheel release clean
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -121,6 +121,12 @@ test-clients: venv ## Let clients, frameworks and coding agents, unchanged, talk
 	tests/clients/with-clients "$(CLIENTS)" examples/langchain_chat.py
 	@for script in $(OLDER_CHECKS); do tests/clients/with-clients "$(OLDER_CLIENTS)" $$script || exit 1; done
 	tests/clients/with-clients "lm-eval[api]" tests/clients/check_lm_eval.py
+
+findings: ## Run findings/*.sh, which try released packages without Chairlift: name, seconds and result of each (minutes).
+	@failed=0; for script in findings/*.sh; do \
+	  start=$$(date +%s); result=unchanged; output=$$($$script 2>&1) || { result="changed, or failed:"; failed=1; }; \
+	  printf '%-45s %4d s  %s\n' $$script $$(($$(date +%s) - start)) "$$result"; \
+	  test "$$result" = unchanged || echo "$$output"; done; exit $$failed
 
 load-test: venv ## Put a server under guidellm's load: 8 streams, 64 requests.
 	tests/clients/with-clients guidellm -m guidellm run --disable-progress --output kind=console \

@@ -3,7 +3,8 @@
 #
 # Expected: a scale byte 255 of MXFP4 (E8M0) means NaN, as in the OCP Microscaling specification; a scale byte of NVFP4 is
 # an E4M3 number, where 0x7F and 0xFF mean NaN and the highest bit is the sign, as in the files that are converted to it.
-# Seen (gguf 0.19.0): 255 is the factor 2^128. 0x7F is 0, 0xFF is 480, and 0xB8 is 1, like 0x38: only 0x7F is special.
+# Seen (gguf 0.19.0, 2026-11-30): 255 is the factor 2^128. 0x7F is 0, 0xFF is 480, and 0xB8 is 1, like 0x38: only 0x7F is
+# special.
 #
 # Ends with 1 if this changes.
 set -eu

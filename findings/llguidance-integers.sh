@@ -2,8 +2,8 @@
 # A constant of 19 digits in a JSON schema allows another number.
 #
 # Expected: the schema {"const": 1234567890123456789} permits the text 1234567890123456789 and no other, as with jsonschema.
-# Seen (llguidance 1.9.1): the number is read as a double. The text of the constant is refused, and 1234567890123456768,
-# the closest double, is accepted, without an error or a warning.
+# Seen (llguidance 1.9.1, 2026-11-30): the number is read as a double. The text of the constant is refused, and
+# 1234567890123456768, the closest double, is accepted, without an error or a warning.
 #
 # Ends with 1 if this changes.
 set -eu

@@ -62,6 +62,9 @@ def test_bad_words_may_be_token_ids(llm: LLM) -> None:
     without = answer(llm, temperature=0, bad_words=[pair]).token_ids
     assert pair not in [without[at : at + 2] for at in range(len(without))]
     assert without[:4] == answer(llm, temperature=0).token_ids[:4]
+    ending: dict[str, Any] = {"logit_bias": {EOS: 100.0}, "ignore_eos": False}
+    assert answer(llm, **ending).token_ids == [EOS]
+    assert EOS not in answer(llm, **ending, bad_words=[[EOS]]).token_ids
 
 
 def test_only_allowed_tokens_are_sampled_and_eos_only_if_allowed(llm: LLM) -> None:
