@@ -163,12 +163,27 @@ def test_a_top_p_of_zero_is_greedy(sampling: SamplingKernels) -> None:
 
 def test_equally_likely_tokens_are_kept_or_dropped_together(sampling: SamplingKernels) -> None:
     logits = torch.tensor([0.0, 1.0, 1.0, 1.0, -2.0])
-    for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.3), SamplingParams(min_p=1.0)):
+    for params in (SamplingParams(top_k=2), SamplingParams(min_p=1.0)):
         requests = [new_request(str(i), params=params, seed=i) for i in range(100)]
         draws = SamplerBench(requests, 5, sampling).sample(
             logits.repeat(100, 1), [request.request_id for request in requests]
         )
         assert set(draws) == {1, 2, 3}
+
+
+def test_top_p_keeps_as_few_of_equally_likely_tokens_as_it_needs(sampling: SamplingKernels) -> None:
+    equal = torch.tensor([-5.0, 1.0, 1.0, 1.0, 1.0])
+    for logits, top_p, kept in (
+        (equal, 0.3, {1, 2}),
+        (equal, 0.7, {1, 2, 3}),
+        (torch.zeros(10), 0.3, {0, 1, 2}),
+        (torch.tensor([0.0, 2.0, 0.0, 0.0]), 0.8, {0, 1}),
+    ):
+        requests = [new_request(str(i), params=SamplingParams(top_p=top_p), seed=i) for i in range(200)]
+        draws = SamplerBench(requests, len(logits), sampling).sample(
+            logits.repeat(200, 1), [request.request_id for request in requests]
+        )
+        assert set(draws) == kept
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-20, 1.0, 100.0])

@@ -152,19 +152,20 @@ def reference_logits(request: NewRequest, logits: FloatArray) -> FloatArray:
 
 
 def reference_weights(params: SamplingParams, logits: FloatArray) -> npt.NDArray[np.float64]:
-    """Unnormalised probabilities after temperature, min_p, top_k and top_p. Tokens that are as likely as the last kept
-    one are kept."""
+    """Unnormalised probabilities after temperature, min_p, top_k and top_p. Of tokens that are as likely as the last
+    one, top_k keeps all, and top_p the first ones that it needs."""
     scaled = (logits - logits.max()) / np.float32(max(params.temperature, MIN_TEMPERATURE))
     weights: npt.NDArray[np.float64] = np.exp(scaled).astype(np.float64)
     weights[weights < np.float32(params.min_p)] = 0.0
     if 0 < params.top_k < len(weights):
         weights[weights < sorted(weights, reverse=True)[params.top_k - 1]] = 0.0
     if params.top_p < 1:
-        target, mass = params.top_p * math.fsum(weights), 0.0
-        for weight in sorted(weights, reverse=True):
-            mass += weight
+        target, mass = params.top_p * math.fsum(weights) * (1 - 1e-9), 0.0
+        order = sorted(range(len(weights)), key=lambda token: -weights[token])
+        for count, token in enumerate(order, 1):
+            mass += weights[token]
             if mass >= target:
-                weights[weights < weight] = 0.0
+                weights[order[count:]] = 0.0
                 break
     return weights
 

@@ -1,8 +1,8 @@
 """Sampling in torch on every device: the same functions as the native kernels, each over a whole batch.
 
 Each filter (min_p, top_k, top_p) is one threshold for each row: tokens with a smaller weight are dropped. A threshold
-does not depend on the order of tokens with equal weight, so these are kept or dropped together, and the result of a row
-does not depend on the other rows of the batch. All functions change their input in place.
+does not depend on the order of tokens with equal weight, so these are kept or dropped together, except that top_p keeps
+only as many as it needs. The result of a row does not depend on the other rows of the batch. All functions change their input in place.
 """
 
 from __future__ import annotations
@@ -151,12 +151,25 @@ def filter_(
         floor = torch.where(top_k > 0, torch.maximum(floor, kth), floor)
     weights.masked_fill_(weights < floor[:, None], 0.0)
     if any_top_p:
-        weights.masked_fill_(weights < _nucleus_floor(weights, top_p)[:, None], 0.0)
+        target = torch.where(top_p < 1, top_p * weights.sum(dim=1, dtype=torch.float64), 0.0)
+        floor = _nucleus_floor(weights, top_p, target)
+        weights.masked_fill_(weights < floor[:, None], 0.0)
+        _drop_extra_ties(weights, floor, target)
     return weights
 
 
-def _nucleus_floor(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The smallest weight in the smallest set of tokens whose share of all weight is at least `top_p`; float32 [N].
+def _drop_extra_ties(weights: torch.Tensor, floor: torch.Tensor, target: torch.Tensor) -> None:
+    """Set the weights of the last of the tokens with the weight `floor` to 0 that are not needed to reach `target`. A
+    share that is a whole number of tokens is not raised by its rounding."""
+    ties = weights == floor[:, None]
+    above = weights.masked_fill(ties, 0.0).sum(dim=1, dtype=torch.float64)
+    needed = ((target - above) / floor * (1 - 1e-9)).ceil_().clamp_(min=1)
+    extra = ties & (ties.cumsum(dim=1) > needed[:, None]) & (target > 0)[:, None]
+    weights.masked_fill_(extra, 0.0)
+
+
+def _nucleus_floor(weights: torch.Tensor, top_p: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The smallest weight in the smallest set of tokens with the weight `target`, a share of `top_p`; float32 [N].
 
     On the CPU only the most likely tokens are sorted, and more of them for rows that need more. A device would have to
     wait for the host after each attempt, so it sorts the whole vocabulary at once.
@@ -164,7 +177,6 @@ def _nucleus_floor(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     vocab_size = weights.shape[1]
     heads = NUCLEUS_HEAD_SIZES if weights.device.type == "cpu" else ()
     sizes = [*(size for size in heads if size < vocab_size), vocab_size]
-    target = torch.where(top_p < 1, top_p * weights.sum(dim=1, dtype=torch.float64), 0.0)
     floor = torch.zeros_like(weights[:, 0])
     pending: torch.Tensor | slice = slice(None)
     for size in sizes:

@@ -173,9 +173,15 @@ double sum_of_groups(const Buffers& at, int64_t n) {
   return total;
 }
 
-// The smallest weight in the smallest set of tokens with a share of top_p of the weight of all tokens of at least
-// `floor`.
-float nucleus_floor(const Buffers& at, int64_t n, double top_p, float floor) {
+// The tokens that a draw keeps: those with at least the weight `floor`, of which the last ones have exactly this weight
+// and are as few as needed to reach `target`; 0 keeps all of them.
+struct Kept {
+  float floor;
+  double target;
+};
+
+// The smallest set of tokens with a share of top_p of the weight of all tokens of at least `floor`.
+Kept nucleus(const Buffers& at, int64_t n, double top_p, float floor) {
   const SamplingRows& rows = isa().sampling;
   const int64_t count = floor > 0 ? rows.gather(at.weights, n, floor, at.kept, at.kept_ids) : n;
   const double total = floor > 0 ? sum(at.kept, count) : sum_of_groups(at, n);
@@ -183,16 +189,37 @@ float nucleus_floor(const Buffers& at, int64_t n, double top_p, float floor) {
   const double cut = top_p < 1 - 1e-9 ? 0.5 * (1 - top_p) * total / static_cast<double>(n) : 0.0;
   const float lowest = std::max({floor, static_cast<float>(cut) * 0.99f, FLT_MIN});
   const int64_t left = rows.gather(at.weights, n, lowest, at.kept, at.kept_ids);
-  return weight_threshold(at.kept, at.values, left, top_p * total, weight_amount);
+  return {std::max(floor, weight_threshold(at.kept, at.values, left, top_p * total, weight_amount)), top_p * total};
 }
 
-float weight_floor(const DrawParams& params, const Buffers& at, int64_t n) {
+// Removes the last of the tokens with the weight `floor` that are not needed to reach `target`; returns how many tokens
+// are left. A share that is a whole number of tokens is not raised by its rounding.
+int64_t without_extra_ties(const Buffers& at, int64_t n, Kept kept) {
+  double above = 0.0;
+  int64_t num_ties = 0, count = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (at.kept[i] > kept.floor) above += static_cast<double>(at.kept[i]);
+    else ++num_ties;
+  }
+  const double share = (kept.target - above) / static_cast<double>(kept.floor);
+  int64_t needed = std::max<int64_t>(1, static_cast<int64_t>(std::ceil(share * (1 - 1e-9))));
+  if (needed >= num_ties) return n;
+  for (int64_t i = 0; i < n; ++i) {
+    if (at.kept[i] > kept.floor || needed-- > 0) {
+      at.kept[count] = at.kept[i];
+      at.kept_ids[count++] = at.kept_ids[i];
+    }
+  }
+  return count;
+}
+
+Kept kept_tokens(const DrawParams& params, const Buffers& at, int64_t n) {
   float floor = params.min_p;
   if (params.top_k && params.top_k < n) {
     std::copy_n(at.weights, n, at.kept);
     floor = std::max(floor, weight_threshold(at.kept, at.values, n, static_cast<double>(params.top_k), unit_amount));
   }
-  return params.top_p < 1 ? std::max(floor, nucleus_floor(at, n, params.top_p, floor)) : floor;
+  return params.top_p < 1 ? nucleus(at, n, params.top_p, floor) : Kept{floor, 0.0};
 }
 
 // The first of n weights at which the running sum exceeds `target`; the last positive one if rounding prevents that.
@@ -249,8 +276,8 @@ size_t sampling_scratch_bytes(int64_t n) {
 
 int64_t argmax_token(const float* logits, int64_t n) { return isa().sampling.largest(logits, n, nullptr).index; }
 
-// min_p, top_k and top_p are thresholds, in this order, so tokens with equal logits are kept or removed together. Where
-// the first two give a lower bound of the logits, only the tokens above it are processed further.
+// min_p, top_k and top_p are thresholds, in this order, so tokens with equal logits are kept or removed together, except
+// that top_p keeps no more of them than it needs. Where the first two give a lower bound of the logits, only the tokens above it are processed further.
 //
 //     logits --bound--> few candidates --exp--> weights --thresholds--> kept --running sum--> token
 //
@@ -261,9 +288,10 @@ int64_t draw_token(const float* logits, int64_t n, const DrawParams& params, voi
   const float largest = rows.largest(logits, n, params.top_k ? at.maxima : nullptr).value;
   if (!std::isfinite(largest)) return n - 1;
   const Choice choice = weigh(logits, n, params, largest, at);
-  const float floor = weight_floor(params, at, choice.n);
-  if (!(floor > 0)) return choice.token(find_by_groups(at, choice.n, params.uniform));
-  const int64_t left = rows.gather(at.weights, choice.n, floor, at.kept, at.kept_ids);
+  const Kept kept = kept_tokens(params, at, choice.n);
+  if (!(kept.floor > 0)) return choice.token(find_by_groups(at, choice.n, params.uniform));
+  int64_t left = rows.gather(at.weights, choice.n, kept.floor, at.kept, at.kept_ids);
+  if (kept.target > 0) left = without_extra_ties(at, left, kept);
   return choice.token(at.kept_ids[find(at.kept, left, params.uniform * sum(at.kept, left))]);
 }
 
