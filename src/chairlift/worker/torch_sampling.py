@@ -2,7 +2,8 @@
 
 Each filter (min_p, top_k, top_p) is one threshold for each row: tokens with a smaller weight are dropped. A threshold
 does not depend on the order of tokens with equal weight, so these are kept or dropped together, except that top_p keeps
-only as many as it needs. The result of a row does not depend on the other rows of the batch. All functions change their input in place.
+only as many as it needs. The result of a row does not depend on the other rows of the batch. All functions change their
+input in place.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "Hi", "max_tokens": 1}),
     ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1}),
-    ("/v1/responses", {"input": "Hi", "max_output_tokens": 1}),
+    ("/v1/responses", {"input": "Hi", "max_output_tokens": 1, "store": False}),
     ("/v1/messages", {"model": "tiny", "messages": MESSAGES, "max_tokens": 1}),
 ]
 BODIES = {endpoint.path: endpoint.body for endpoint in ENDPOINTS}

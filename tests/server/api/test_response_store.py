@@ -19,7 +19,7 @@ from chairlift import AsyncLLM
 from chairlift.errors import RequestError
 from chairlift.server.access.access_options import ServerLimits
 from chairlift.server.access.keys import KeyRing, key_record, parse_key
-from chairlift.server.api.response_store import RESPONSE_BYTES, STORE_SECONDS, KeptResponses, ResponseStore
+from chairlift.server.api.response_store import RECORD_BYTES, STORE_SECONDS, SWEEP_SECONDS, KeptResponses, ResponseStore
 from support.byte_tokenizer import VOCAB_SIZE
 from support.running_server import RunningServer, run_server
 
@@ -141,12 +141,13 @@ STEP = st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 700), st.i
 @given(st.lists(STEP, max_size=40))
 def test_the_size_and_the_age_of_the_store_are_bounded(steps: list[tuple[int, int, int, int]]) -> None:
     now = 0.0
-    kept = KeptResponses(3 * RESPONSE_BYTES + 1000, lambda: now)
+    most = 6 * RECORD_BYTES + 1000
+    kept = KeptResponses(most, lambda: now)
     for name, previous, size, seconds in steps:
         now += seconds
-        parent = None if previous == name else str(previous)
-        kept.add(str(name), parent, [b'"question"'], answer(str(name), size))
-        assert 0 <= kept.num_bytes <= 3 * RESPONSE_BYTES + 1000
+        kept.add(str(name), str(previous), [b'"question"'], answer(str(name), size))
+        assert all(now - each.last_used <= STORE_SECONDS for each in kept._responses.values())
+        assert 0 <= kept.num_bytes <= most
         assert kept.num_bytes == sum(each.num_bytes for each in kept._responses.values())
         assert set(kept._response_of.values()) <= kept._responses.keys()
         with contextlib.suppress(RequestError):  # The parent may have left the store.
@@ -154,6 +155,34 @@ def test_the_size_and_the_age_of_the_store_are_bounded(steps: list[tuple[int, in
     now += STORE_SECONDS + 1
     assert kept.item("msg_0") is None
     assert kept.num_bytes == 0
+
+
+def test_the_responses_of_a_key_without_calls_expire() -> None:
+    now = 0.0
+    store = ResponseStore(1 << 20, lambda: now)
+    kept = store.of("ann")
+    kept.add("r", None, [], answer("r", 3))
+    now += STORE_SECONDS + SWEEP_SECONDS
+    store.of("ben")
+    assert (kept.num_bytes, "r" in kept) == (0, False)
+
+
+def test_a_response_larger_than_the_store_evicts_no_other() -> None:
+    kept = KeptResponses(4 * RECORD_BYTES)
+    kept.add("small", None, [], answer("small", 3))
+    kept.add("large", "small", [b"x" * 4 * RECORD_BYTES], answer("large", 3))
+    assert ("small" in kept, "large" in kept) == (True, False)
+
+
+def test_turns_with_one_request_id_have_different_responses(server: RunningServer) -> None:
+    headers = {"Authorization": f"Bearer {ANN}", "x-request-id": "turn"}
+    previous, lengths = None, []
+    for _ in range(4):
+        body = {**FIXED, "input": "hi", "previous_response_id": previous}
+        response = httpx.post(f"{server.url}/v1/responses", json=body, headers=headers).json()
+        previous = response["id"]
+        lengths.append(response["usage"]["input_tokens"])
+    assert lengths == sorted(set(lengths))
 
 
 def test_keys_do_not_share_responses() -> None:

@@ -161,7 +161,8 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
         )
         params = self.sampling_params()
         request_ids = self._request_ids()
-        if self.body.request_id is None and any(self.llm.has_request(self.permit.tenant, each) for each in request_ids):
+        is_used = any(self.llm.has_request(self.permit.tenant, each) for each in request_ids)
+        if self.body.request_id is None and (is_used or self.body.is_stored(self.id)):
             # Proxies send one id in the headers of several calls, and of retries.
             self.id = f"{self.id_prefix}{uuid.uuid4().hex}"
             request_ids = self._request_ids()

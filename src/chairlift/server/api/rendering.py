@@ -9,6 +9,7 @@ from pydantic import BaseModel, RootModel
 from chairlift.server.api.chat import create_chat_completion
 from chairlift.server.api.completions import create_completion
 from chairlift.server.api.endpoint import Endpoint
+from chairlift.server.api.engine_call import check_size
 from chairlift.server.api.messages import create_message
 from chairlift.server.api.responses import create_response
 from chairlift.server.preparation.conversation import ModelPlanner, RequestPlan
@@ -48,9 +49,10 @@ def _rendered(planner: ModelPlanner, body: EngineFields, plan: RequestPlan) -> l
     common = {
         "model": body.model or planner.engine.facts.model_name,
         "stream": bool(body.stream),
-        "priority": body.priority or 0,
+        "priority": 0 if "priority" in plan.ignored else body.priority or 0,
         "cache_salt": body.cache_salt,
     }
+    check_size(plan, planner.engine.input_processor.limits)
     max_tokens = planner.engine.input_processor.max_tokens
     return [
         {

@@ -82,7 +82,7 @@ class EndpointCaller:
     async def _respond(self, endpoint: Endpoint[Any], request: Request, call: Call, permit: Permit) -> Response:
         num_bytes = len(await request.body())
         body = await self._parse(endpoint.body, request, call)
-        num_bytes += body.read_stored(self._responses.of(call.key.tenant))
+        num_bytes += body.read_stored(partial(self._responses.of, call.key.tenant))
         with await self._manager.lease(endpoint.id_prefix, body, call) as lease, body.errors_with_own_names():
             if num_bytes <= SHORT_BODY:
                 plan = endpoint.plan(lease.service.planner, body)

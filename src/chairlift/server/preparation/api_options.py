@@ -61,3 +61,5 @@ class ApiOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.sse_ping_interval <= 0 and self.sse_ping_interval != -1:
+            raise ConfigError(f"sse_ping_interval must be above 0, or -1 for none, got {self.sse_ping_interval:g}")

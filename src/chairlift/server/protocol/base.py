@@ -7,7 +7,7 @@ a request proportional to its size, so that the work for the items of one reques
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, Protocol, Self
@@ -79,6 +79,7 @@ KNOWN_FIELDS: Final[list[frozenset[str]]] = []
 class StoredItems(Protocol):
     """The responses of one API key that are kept for later requests; see `api.response_store.KeptResponses`."""
 
+    def __contains__(self, response_id: str) -> bool: ...
     def conversation(self, response_id: str) -> list[bytes]: ...
     def item(self, item_id: str) -> bytes | None: ...
     def add(self, response_id: str, previous: str | None, given: list[bytes], output: list[dict[str, Any]]) -> None: ...
@@ -137,10 +138,14 @@ class RequestBody(BaseModel):
         except RequestError as error:
             raise self.own_error(error) from None
 
-    def read_stored(self, stored: StoredItems) -> int:
+    def read_stored(self, open_store: Callable[[], StoredItems]) -> int:
         """Read the stored items to which the request refers; returns their bytes. Raises RequestError if a response is
         not there."""
         return 0
+
+    def is_stored(self, response_id: str) -> bool:
+        """Whether an earlier response with this id is stored."""
+        return False
 
     def drop_content(self) -> None:
         """Set `content_fields` to None, because the body exists until the end of its call."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, PrivateAttr
@@ -102,8 +102,11 @@ class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
     def ignored_content(self) -> list[str]:
         return self._ignored
 
-    def read_stored(self, stored: StoredItems) -> int:
-        self._stored = stored
+    def is_stored(self, response_id: str) -> bool:
+        return self._stored is not None and response_id in self._stored
+
+    def read_stored(self, open_store: Callable[[], StoredItems]) -> int:
+        self._stored = stored = open_store()
         if self.previous_response_id is not None:
             self._earlier = stored.conversation(self.previous_response_id)
         for item in self.input if isinstance(self.input, list) else []:
