@@ -115,7 +115,7 @@ def _make_request(name: str, rng: random.Random) -> SoakRequest:
         body["stream_options"] = {"include_usage": True}
     is_rejected = rng.random() < 0.05
     if is_rejected:
-        body["max_tokens"] = 4000
+        body["prompt"] = [5] * 4000
     return SoakRequest(name, body, constraint, is_rejected=is_rejected)
 
 

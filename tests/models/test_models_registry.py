@@ -54,7 +54,7 @@ def test_every_architecture_builds() -> None:
         "seed_oss", "smollm3",
     )  # fmt: skip
     configs = OPT.declare(), *(replace(LLAMA.declare(), architecture=name, name=name) for name in names)
-    encoders = {"bert", "modernbert"}  # have models of their own, see tests/engine/test_embeddings.py
+    encoders = {"bert", "modernbert", "static"}  # have models of their own, see tests/engine/test_embeddings.py
     assert {config.architecture for config in configs} == set(ARCHITECTURES) - encoders
     for config in configs:
         model = build(config)

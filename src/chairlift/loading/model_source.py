@@ -158,15 +158,11 @@ class GGUFSource(ModelSource):
         return {name: [float(factor) for factor in dequantize(self.file, name).ravel()] for name in names}
 
     def _stored_formats(self, config: ModelConfig, default: str) -> Callable[[str], str]:
-        architecture, file = get_architecture(config), self.file
-
-        def stored_format(name: str) -> str:
-            stored = architecture.gguf_name(name)
-            if stored is None or stored.name not in file.tensors:
-                return default
-            return file.packed_format(stored.name, architecture.gguf_scale(stored.name))
-
-        return stored_format
+        architecture = get_architecture(config)
+        found = {name: self.file.packed_format(name, architecture.gguf_scale(name)) for name in self.file.tensors}
+        return lambda name: (
+            default if (stored := architecture.gguf_name(name)) is None else found.get(stored.name, default)
+        )
 
 
 class FolderSource(ModelSource):
