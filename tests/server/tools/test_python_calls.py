@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chairlift.server.tools.python_calls import PythonCallScanner, python_calls
+from chairlift.server.tools.python_calls import PythonCallScanner, python_calls, python_value
 from support.case_loop import loop_over
 
 constants = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -62,3 +64,36 @@ def test_text_of_any_kind_is_calls_or_a_value_error(parts: list[str]) -> None:
 def test_deep_values_are_not_read(depth: int) -> None:
     for text in ("[" * depth, "-" * depth + "1", "1+" * depth + "1", "[" * depth + "]" * depth, "f(a=" * depth):
         assert read(f"f(a={text})") is None
+
+
+def reading_time(text: str) -> float:
+    """The processor time of reading a text as calls with strings of any form and as a value, the least of five."""
+    times = []
+    for _ in range(5):
+        start = time.process_time()
+        for function in (lambda: python_calls(text, has_raw_strings=True), lambda: python_value(text)):
+            with contextlib.suppress(ValueError):
+                function()
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+@loop_over(
+    ("start", "part", "end"),
+    [
+        ("f(x=", "\\'''a'", ")"),
+        ("f(x=", '\\"""a"', ")"),
+        ("f(x=", "'\\", ")"),
+        ("f(x=", '"\\', ")"),
+        ("f(x='a'", " ", "x"),
+        ("f(x='a',", " ", "x"),
+        ("f(x='a')", " ", "x"),
+        ("f(x='a'),", " ", "x"),
+        ("[f(x='a')]", " ", "x"),
+        ("f(x='", "') ", "x"),
+    ],
+)
+def test_text_that_is_no_call_is_read_in_linear_time(start: str, part: str, end: str) -> None:
+    """Eight times the text takes 64 times as long if its parts are compared with each other."""
+    small, large = (reading_time(start + part * count + end) for count in (500, 4000))
+    assert large < 24 * small

@@ -18,17 +18,15 @@ COMMA: Final = re.compile(rf"{SPACE},")
 CALL_END: Final = re.compile(rf"{SPACE}\)")
 END: Final = re.compile(rf"{SPACE}(?:#[^\n]*)?\Z")
 LIST_END: Final = re.compile(rf"{SPACE}(?:,{SPACE})?\]\s*\Z")
-STRING: Final = re.compile(
-    r"""(\b[rRuUbBfF]{1,2})?('''(?:[^\\]|\\.)*?'''|\"""(?:[^\\]|\\.)*?\"""|'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")""",
-    re.S,
-)
+STRING: Final = re.compile(r"""(\b[rRuUbBfF]{1,2})?(('''|\"""|'|")(?:\\.|(?!\3)[^\\])*+\3?)""", re.S)
+"""A string. One that is not closed reaches to the end, so that no text is read again."""
 COMMENT_OR_STRING: Final = re.compile(rf"#[^\n]*+|{STRING.pattern}", re.S)
 TOKEN: Final = re.compile(rf"""{STRING.pattern}|#[^\n]*+|[()\[\]{{}},]|[^'"#()\[\]{{}},rRuUbBfF]++|.""", re.S)
 ESCAPE: Final = re.compile(r"\\.|[\n\r\0]", re.S)
 ESCAPED: Final = "\n\\'\"abfnrtv01234567xNuU"
 REPLACED: Final = {"\n": "\\n", "\r": "\\r", "\0": "\\x00", "\\/": "/"}
 RAW_STRING: Final = re.compile(
-    rf"'(.*?)'(?=\s*(?:,\s*[\w.+-]{{1,128}}\s*=|\)\s*(?:,\s*{NAME.pattern}\(|\]?\s*\Z)))", re.S
+    rf"'(.*?)'(?=\s*+(?:,\s*+[\w.+-]{{1,128}}+\s*+=|\)\s*+(?:,\s*+{NAME.pattern}\(|\]?\s*+\Z)))", re.S
 )
 """A string without escapes, as LFM2.5 writes it: it ends before the next argument, the next call or the end."""
 
