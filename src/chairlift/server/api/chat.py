@@ -28,6 +28,10 @@ class ChatCall(ChunkCall[ChatCompletionRequest, ChatPlan]):
         self._choices_with_calls: set[int] = set()
         self._is_open = False
 
+    def size(self, index: int, output: RequestOutput) -> int:
+        held = sum(self._parsers[answer.index].num_held_tokens for answer in output.outputs)
+        return super().size(index, output) + held
+
     def delta(self, index: int, output: RequestOutput) -> bytes:
         """The new output. The first one begins with the role of all answers, and not earlier, because clients measure
         the time to the first token by the first event."""

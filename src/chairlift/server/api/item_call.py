@@ -71,6 +71,9 @@ class ItemCall(GeneratingCall[Fields, ChatPlan]):
         self.end_answer()
         return self.finished()
 
+    def size(self, index: int, output: RequestOutput) -> int:
+        return super().size(index, output) + self._parser.num_held_tokens
+
     def delta(self, _index: int, output: RequestOutput) -> bytes:
         (self.last,) = output.outputs
         events, positions = b"", self.last.logprobs or []

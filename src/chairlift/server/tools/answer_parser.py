@@ -51,13 +51,21 @@ class DeltaMessage:
 
 
 class AnswerParser(ABC):
-    """Splits the text of one answer while it arrives. The sum of the deltas does not depend on how the text is cut."""
+    """Splits the text of one answer while it arrives. The sum of the deltas does not depend on how the text is cut.
+
+    Attributes:
+        num_held_tokens: the tokens after the last output, whose text the next one may parse again.
+    """
+
+    num_held_tokens = 0
 
     def read(self, answer: CompletionOutput) -> list[DeltaMessage]:
         """Parse new output of the answer, and end it with the output."""
         pieces = self.feed_parts(answer.text)
         if answer.finish_reason is not None:
             pieces.append(self.finish(answer.finish_reason == FinishReason.STOP))
+        is_held = all(piece == DeltaMessage() for piece in pieces)
+        self.num_held_tokens = self.num_held_tokens + len(answer.token_ids) if is_held else 0
         return pieces
 
     def feed_parts(self, text: str) -> list[DeltaMessage]:
