@@ -368,6 +368,11 @@ REFUSED: Final[list[tuple[str, dict[str, Any], str]]] = [
         {"default_prompt_name": "x"},
         "is 'x', and prompts has no text with this name",
     ),
+    (
+        "config_sentence_transformers.json",
+        {"default_prompt_name": ["x"], "prompts": {"x": ""}},
+        r"is \['x'\], and prompts",
+    ),
     ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "model_type is 'SparseEncoder'"),
     ("config_sentence_transformers.json", {"model_type": "CrossEncoder"}, "model_type=CrossEncoder needs scores"),
     ("config_sentence_transformers.json", {"truncate_dim": 0}, "truncate_dim must be an integer"),

@@ -193,7 +193,7 @@ class InputProcessor:
         self._num_made = 0
         self._resolved: _ResolvedParams | None = None
         text_tokenizer = None if isinstance(tokenizer, NoTokenizer) else tokenizer
-        self._excludes_prompt = pooling is not None and pooling.num_unpooled > 0
+        self._num_unpooled = 0 if pooling is None else pooling.num_unpooled
         self._pooled: PooledPrompts | None = None
         if pooling is not None and text_tokenizer is not None:
             num_types = 1 if config.encoder is None else config.encoder.num_token_types
@@ -255,10 +255,17 @@ class InputProcessor:
         """
         assert self._pooled is not None, "a model that computes vectors or scores has a tokenizer"
         most = self._most_pooled(options.truncate_prompt_tokens)
-        for each, label in zip((text, second or ""), labels, strict=False):
+        texts = [*zip((text, second or ""), labels, strict=False), (options.instruction or "", "instruction")]
+        for each, label in texts:
             self._check_text(each, label, None if most is None else CUT_TO_CONTEXT)
         token_ids, types = self._pooled.encode(text, second, options, most)
         token_ids = self._checked(token_ids, " with ".join(reversed(labels)))
+        if len(token_ids) <= self._num_unpooled:
+            raise RequestError(
+                f"{labels[0]} has no token behind the {self._num_unpooled} tokens of the prompt, which this model "
+                "leaves out of the vector: send a longer text, or raise truncate_prompt_tokens",
+                _field_of_label(labels[0]),
+            )
         if types is None:
             return token_ids
         return [token_id + kind * self._vocab_size for token_id, kind in zip(token_ids, types, strict=True)]
@@ -266,6 +273,7 @@ class InputProcessor:
     def encode_pooled_messages(self, text: MarkedText, options: PooledOptions) -> list[int]:
         """Tokenize and check a rendered conversation, of which a model computes a vector; raises as `encode`."""
         assert self._pooled is not None, "a model that computes vectors or scores has a tokenizer"
+        self._check_pools_all("messages")
         most = self._most_pooled(options.truncate_prompt_tokens)
         self._check_text(text, "messages", None if most is None else CUT_TO_CONTEXT)
         return self._checked(self._pooled.encode_rendered(text, options, most), "messages")
@@ -275,11 +283,15 @@ class InputProcessor:
     ) -> list[int]:
         """Check the tokens of a text, of which a model computes a vector; as `encode_pooled`."""
         assert self._pooled is not None, "a model that computes vectors or scores has a tokenizer"
-        if self._excludes_prompt:
-            message = f"{label} must be text: this model leaves the tokens of its prompt out of the vector"
-            raise RequestError(message, _field_of_label(label))
+        self._check_pools_all(label)
         kept = self._pooled.cut(token_ids, options, self._most_pooled(options.truncate_prompt_tokens))
         return self._checked(kept, label)
+
+    def _check_pools_all(self, label: str) -> None:
+        """Raise RequestError if the vector leaves out the tokens of a prompt, which is written before texts only."""
+        if self._num_unpooled:
+            message = "this model leaves the tokens of its prompt out of the vector: send a text as input"
+            raise RequestError(f"{label} must be text: {message}", _field_of_label(label))
 
     def _most_pooled(self, truncate_prompt_tokens: int | None) -> int | None:
         """The number of tokens to which a text is cut off; None for no limit. Raises as `SamplingParams`."""

@@ -19,11 +19,12 @@ READS_PARTS: Final = re.compile(r"""content\[0\]|\.type|['"]type['"]|message\.co
 """Text of chat templates that read the content of a message as a list of parts, as in sentence-transformers."""
 FILLERS: Final = ("0", "1 2 3 4")
 """Texts with different tokens. What two prompts with them have in common at the end is written by the template."""
+MAX_CACHED_PROMPT: Final = 4096  # characters of a prompt whose suffix is cached
 
 
 @dataclass(frozen=True, slots=True)
 class PooledOptions:
-    """What a request says about the tokens of its texts.
+    """The options of a request for the tokens of its texts.
 
     Attributes:
         truncate_prompt_tokens: maximum number of tokens of a text; -1 is the maximum of the model; None raises an error
@@ -55,8 +56,10 @@ def with_tokenizer(pooling: PoolingConfig, tokenizer: Tokenizer, name: str) -> P
         _check_template(pooling, tokenizer, name)
     if pooling.includes_prompt:
         return pooling
-    tokens = tokenizer.encode(pooling.text.prompt)
-    return replace(pooling, num_unpooled=len(tokens) - (tokens[-1] in tokenizer.special_token_ids))
+    tokens = tokenizer.encode(pooling.text.prompt, add_special_tokens=pooling.text.adds_special_tokens)
+    return replace(
+        pooling, num_unpooled=len(tokens) - any(token in tokenizer.special_token_ids for token in tokens[-1:])
+    )
 
 
 def _check_template(pooling: PoolingConfig, tokenizer: Tokenizer, name: str) -> None:
@@ -102,8 +105,9 @@ class PooledPrompts:
             most: the number of tokens to which texts are cut off; None for no limit.
 
         Raises:
-            RequestError: the limit leaves no room for texts.
+            RequestError: the limit leaves no room for texts, or an option does not fit a prompt that is not pooled.
         """
+        self._check_keeps_prompt(options, most)
         config, instruction = self._config, options.instruction
         if self._pooling.has_own_prompt and second is not None:
             return encode_rerank_prompt(self._tokenizer, text, second, most, instruction or config.prompt), None
@@ -114,6 +118,16 @@ class PooledPrompts:
             config.prompt + text, second, most, add_special_tokens=adds, cuts_start=self._cuts_start(options)
         )
         return ids, types if self._has_types else None
+
+    def _check_keeps_prompt(self, options: PooledOptions, most: int | None) -> None:
+        """Raise RequestError if the first `num_unpooled` tokens would not be those of the prompt."""
+        if not self._pooling.num_unpooled:
+            return
+        problem = "because this model leaves the first tokens, which are its prompt, out of the vector"
+        if most is not None and self._cuts_start(options):
+            raise RequestError(f"truncation_side must be right with a truncation, {problem}", "truncation_side")
+        if options.add_special_tokens not in (None, adds := self._config.adds_special_tokens):
+            raise RequestError(f"add_special_tokens must be {str(adds).lower()}, {problem}", "add_special_tokens")
 
     def cut(self, token_ids: list[int], options: PooledOptions, most: int | None) -> list[int]:
         """The tokens of a text that are kept."""
@@ -130,7 +144,8 @@ class PooledPrompts:
         tokens = self.encode_rendered(rendered, options, most)
         if not self._config.restores_suffix or most is None or len(tokens) < most:
             return tokens
-        if suffix := self._suffix(second is None, prompt):
+        suffix_of = self._suffix if len(prompt) <= MAX_CACHED_PROMPT else self._template_suffix
+        if suffix := suffix_of(second is None, prompt):
             tokens[-len(suffix) :] = suffix[-len(tokens) :]
         return tokens
 

@@ -44,7 +44,7 @@ SIZE_ARGUMENTS: Final = ("padding", "truncation", "max_length", "return_tensors"
 
 @dataclass(frozen=True, slots=True)
 class TextSettings:
-    """What the file of the module Transformer says.
+    """The settings in the file of the module Transformer.
 
     Attributes:
         task: a key of TASKS.
@@ -57,11 +57,11 @@ class TextSettings:
 
 
 def tokenizer_text_config(path: Path) -> PooledTextConfig:
-    """What the settings of the tokenizer alone say."""
+    """The text settings of a model without the file of a module Transformer, from the settings of its tokenizer."""
     file = path / "tokenizer_config.json"
     fields = ConfigFields(read_json(file), str(file))
     most, inputs = fields.get("model_max_length"), fields.get("model_input_names")
-    if most is not None and (isinstance(most, bool) or not isinstance(most, int | float) or most < 1):
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int | float) or not most >= 1):
         raise fields.error("model_max_length", f"must be a number of at least 1, got {most!r:.100}")
     return PooledTextConfig(
         max_tokens=None if most is None or most > 1 << 30 else int(most),
@@ -95,11 +95,12 @@ def read_text_settings(path: Path) -> TextSettings:
 
 def static_text_settings(folder: Path) -> TextSettings:
     """The settings of a StaticEmbedding, which reads tokenizer.json alone, with its truncation."""
-    cut = read_json(folder / "tokenizer.json").get("truncation") or {}
-    sides, most = {"Left": True, "Right": False}, cut.get("max_length")
-    return TextSettings(
-        PooledTextConfig(most, adds_special_tokens=False, cuts_start=sides[cut.get("direction", "Right")])
-    )
+    file = folder / "tokenizer.json"
+    cut = ConfigFields(read_json(file), str(file)).mapping("truncation")
+    if cut is None:
+        return TextSettings(PooledTextConfig(adds_special_tokens=False))
+    cuts_start = cut.choice("direction", ("Left", "Right"), "Right") == "Left"
+    return TextSettings(PooledTextConfig(cut.integer("max_length"), adds_special_tokens=False, cuts_start=cuts_start))
 
 
 def lowers_case(path: Path) -> bool:

@@ -191,7 +191,7 @@ class _PipelineReader:
             logger.info("%s: the prompts %s are not added: write them before the texts", settings.source, listed)
         if name is None:
             return ""
-        if not isinstance(prompts, dict) or not isinstance(prompts.get(name), str):
+        if not isinstance(prompts, dict) or not isinstance(prompts.get(str(name)), str):
             raise settings.error("default_prompt_name", f"is {name!r}, and prompts has no text with this name")
         return str(prompts[name])
 
