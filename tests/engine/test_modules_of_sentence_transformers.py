@@ -7,6 +7,7 @@ import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from chairlift import LLM
 from chairlift.engine.pooled_prompts import PooledOptions
 from chairlift.errors import ConfigError, ModelLoadError, RequestError
+from chairlift.server.api.pooling import RerankRequest, rerank_documents
 from support.case_loop import loop_over
 from support.pooling_models import ROBERTA_TOKENS, SIZES, TEXTS, edit_json, make_model, random_values, write_tokenizer
 
@@ -300,6 +302,11 @@ def test_a_reranker_without_settings_has_its_template_or_that_of_qwen3(tmp_path:
     own = load(folder, classifier_from_token=["lazy", "dog"]).engine.facts.pooling
     assert own is not None
     assert own.has_own_prompt
+    planner: Any = SimpleNamespace(engine=load(folder, classifier_from_token=["lazy", "dog"]).engine)
+    cut: dict[str, Any] = {"query": "fox", "documents": ["dog"], "truncate_prompt_tokens": -1}
+    for side, ignored in (("left", ("truncation_side",)), ("right", ())):
+        body = RerankRequest.model_validate({**cut, "truncation_side": side})
+        assert rerank_documents.plan(planner, body).ignored == ignored
     (folder / "chat_template.jinja").write_text(PAIR)
     llm = load(folder)
     assert "the fox an ##d dog fox" in llm.get_tokenizer().decode(

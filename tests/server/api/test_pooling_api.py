@@ -16,6 +16,7 @@ from chairlift import LLM, AsyncLLM
 from chairlift.server.api.pooling import MOST_TEXTS
 from chairlift.server.api.routes import LARGE_BODY
 from support.byte_tokenizer import write_byte_tokenizer
+from support.case_loop import loop_over
 from support.pooling_models import TEXTS, edit_json, write_pooling_model
 from support.running_server import ON_CLUSTER, RunningServer, run_server
 
@@ -205,6 +206,36 @@ def test_fields_of_vllm(embedder: RunningServer, scorer: RunningServer) -> None:
     ranked = scorer.post("/v1/rerank", {"query": "dog", "documents": [document, "lazy"], "max_tokens_per_doc": 0})
     assert (ranked.status_code, ranked.headers["x-chairlift-ignored"]) == (200, "documents.score, documents.title")
     assert {"text": "fox"} in [each["document"] for each in ranked.json()["results"]]
+
+
+PAIR: dict[str, Any] = {"text_1": "fox", "text_2": "dog"}
+
+
+@loop_over(
+    ("path", "body", "ignored"),
+    [
+        ("embeddings", {"input": "x", "embed_dtype": "float16", "endianness": "big"}, "embed_dtype, endianness"),
+        ("embeddings", {"input": "x", "embed_dtype": "float16", "encoding_format": "base64"}, None),
+        ("embeddings", {"input": [5], "add_special_tokens": True}, "add_special_tokens"),
+        ("embeddings", {"input": [[5], [6]], "add_special_tokens": False}, "add_special_tokens"),
+        ("embeddings", {"input": ["x"], "add_special_tokens": False}, None),
+        ("embeddings", {"input": "x", "truncation_side": "left"}, "truncation_side"),
+        ("embeddings", {"input": "x", "truncation_side": "left", "truncate_prompt_tokens": -1}, None),
+        ("score", {**PAIR, "use_activation": False}, "use_activation"),
+        ("score", {**PAIR, "use_activation": True}, None),
+        ("score", {**PAIR, "instruction": "judge " * 9000}, "instruction"),
+        ("rerank", {"query": "x", "documents": ["y"], "use_activation": False}, "use_activation"),
+        ("rerank", {"query": "q", "documents": [{"text": "a", "\u6807": "x", "a\r\nb: c": "d", "b": ""}]}, None),
+        (
+            "rerank",
+            {"query": "q", "documents": [{"text": "a", **{f"k{n}": 1 for n in range(10, 90)}}]},
+            ", ".join(f"documents.k{n}" for n in range(10, 26)),
+        ),
+    ],
+)
+def test_fields_without_an_effect(embedder: RunningServer, path: str, body: dict[str, Any], ignored: str) -> None:
+    answer = embedder.post(f"/v1/{path}", body)
+    assert (answer.status_code, answer.headers.get("x-chairlift-ignored")) == (200, ignored), answer.text
 
 
 def test_messages_have_vectors(tmp_path: Path) -> None:

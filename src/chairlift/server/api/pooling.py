@@ -37,7 +37,7 @@ from chairlift.server.protocol.base import (
     labelled_values,
     omitted_if_null,
 )
-from chairlift.server.protocol.chat import ChatCompletionRequest, ChatMessage
+from chairlift.server.protocol.chat import MAX_NAMED_KEYS, ChatCompletionRequest, ChatMessage, keys_with_values
 from chairlift.server.protocol.sampling import CallFields
 
 COUNTED_TOKENS: Final = 64  # that a text counts at least, because each text is a request of its own
@@ -54,6 +54,10 @@ class PooledFields(CallFields):
         None, description="The side that `truncate_prompt_tokens` cuts off. Default: that of the model."
     )
     padding: Literal["do_not_pad"] | None = Field(None, description="Texts are never padded.")
+
+    def ignored_fields(self) -> list[str]:
+        is_whole = self.truncate_prompt_tokens is None and self.truncation_side is not None
+        return super().ignored_fields() + ["truncation_side"] * is_whole
 
     def options(self, **others: Any) -> PooledOptions:
         return PooledOptions(self.truncate_prompt_tokens, self.truncation_side, **others)
@@ -82,6 +86,11 @@ class EmbeddingRequest(PooledFields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    def ignored_fields(self) -> list[str]:
+        of_base64 = {"embed_dtype": "float32", "endianness": "native"} if self.encoding_format == "float" else {}
+        names = (name for name, default in of_base64.items() if getattr(self, name) != default)
+        return [*super().ignored_fields(), *names]
 
     def chat(self) -> ChatCompletionRequest | None:
         """The messages as a chat request, or None for `input`; raises RequestError."""
@@ -177,8 +186,8 @@ class RerankRequest(ScoringFields):
 
     def ignored_fields(self) -> list[str]:
         objects = (document for document in self.documents if isinstance(document, RerankDocument))
-        keys = {f"documents.{key}" for document in objects for key in document.model_extra or ()}
-        return super().ignored_fields() + sorted(keys)
+        keys = {f"documents.{key}" for document in objects for key in keys_with_values(document.model_extra)}
+        return super().ignored_fields() + sorted(keys)[:MAX_NAMED_KEYS]
 
 
 class RerankResult(BaseModel):
@@ -206,14 +215,19 @@ def _plan_pairs(
     pooling = engine.facts.pooling
     if pooling is None:
         raise RequestError(f"the model {TASKS[None]}", "model")
-    encode, options = engine.input_processor.encode_pooled, body.options(instruction=body.instruction)
+    instruction = body.instruction if pooling.reads_instruction else None
+    encode, options = engine.input_processor.encode_pooled, body.options(instruction=instruction)
     first_texts, second_texts = labelled_values(fields[0], firsts), labelled_values(fields[1], seconds)
     if pooling.task == "score":
         pairs = zip(first_texts * (len(seconds) // len(firsts)), second_texts, strict=True)
         prompts = (encode(first, second, options, (label, other)) for (label, first), (other, second) in pairs)
     else:
         prompts = (encode(text, None, options, (label,)) for label, text in (*first_texts, *second_texts))
-    ignored = [] if body.instruction is None or pooling.reads_instruction else ["instruction"]
+    ignored = [] if instruction == body.instruction else ["instruction"]
+    if body.use_activation is False and pooling.task == "embed":
+        ignored.append("use_activation")
+    if body.truncation_side == "left" and pooling.has_own_prompt:
+        ignored.append("truncation_side")
     if body.priority and not engine.input_processor.limits.supports_priority and fields[0] == "query":
         ignored.append("priority")
     return _plan(prompts, fields[1], tuple(ignored))
@@ -308,13 +322,15 @@ def create_embeddings(planner: ModelPlanner, body: EmbeddingRequest) -> RequestP
     processor, options = engine.input_processor, body.options(add_special_tokens=body.add_special_tokens)
     if (chat := body.chat()) is not None:
         return _plan([processor.encode_pooled_messages(planner.rendered(chat), options)], "messages")
+    texts = as_list("" if body.input is None else body.input)
     prompts = (
         processor.encode_pooled(text, None, options, (label,))
         if isinstance(text, str)
         else processor.check_pooled(text, options, label)
-        for label, text in labelled_values("input", as_list("" if body.input is None else body.input))
+        for label, text in labelled_values("input", texts)
     )
-    return _plan(prompts, "input")
+    adds_none = body.add_special_tokens is not None and not isinstance(texts[0], str)
+    return _plan(prompts, "input", ("add_special_tokens",) if adds_none else ())
 
 
 @endpoint("/v1/score", ScoreResponse, ScoreCall, ("/score",))
