@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from chairlift import LLM, AsyncLLM
-from chairlift.server.api.pooling import MOST_TEXTS
+from chairlift.outputs import RequestOutput
+from chairlift.server.api.engine_call import LARGE_OUTPUT, output_size
 from chairlift.server.api.routes import LARGE_BODY
+from chairlift.server.protocol.base import MAX_TEXTS
 from support.byte_tokenizer import write_byte_tokenizer
 from support.case_loop import loop_over
 from support.pooling_models import TEXTS, edit_json, write_pooling_model
@@ -144,14 +146,22 @@ def test_more_texts_than_requests_may_be_queued(embedder: RunningServer, scorer:
     results = scorer.post("/v1/rerank", {"query": "fox", "documents": ["dog", "lazy"] * 1500}).json()["results"]
     assert len(results) == 3000
     for server, path, body, field in (
-        (embedder, "/v1/embeddings", {"input": ["a"] * (MOST_TEXTS + 1)}, "input must have at most 65536 entries"),
-        (scorer, "/v1/rerank", {"query": "a", "documents": ["b"] * (MOST_TEXTS + 1)}, "documents must have at most"),
+        (embedder, "/v1/embeddings", {"input": ["a"] * (MAX_TEXTS + 1)}, "input must have at most 8192 entries"),
+        (scorer, "/v1/rerank", {"query": "a", "documents": ["b"] * (MAX_TEXTS + 1)}, "documents must have at most"),
     ):
         answer = server.post(path, body)
         assert (answer.status_code, field in answer.text) == (400, True), answer.text
 
 
-def test_the_tokens_of_a_call_are_limited(embedder: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_scores_are_written_on_a_thread() -> None:
+    outputs = [RequestOutput("x", None, [5, 6], [], True, pooled=bytes(8))] * (LARGE_OUTPUT + 1)
+    assert sum(map(output_size, outputs)) > LARGE_OUTPUT
+    assert output_size(RequestOutput("x", None, [5] * 1600, [], True, pooled=bytes(8))) > 100
+
+
+def test_the_tokens_of_a_call_are_limited(
+    embedder: RunningServer, scorer: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("chairlift.server.api.pooling.MAX_POOLED_TOKENS", 200)
     assert embedder.post("/v1/embeddings", {"input": ["fox"] * 3}).status_code == 200
     error = embedder.post("/v1/embeddings", {"input": ["fox"] * 4}).json()["error"]
@@ -159,6 +169,10 @@ def test_the_tokens_of_a_call_are_limited(embedder: RunningServer, monkeypatch: 
     assert "input: the first 4 texts have more than 200 tokens together" in error["message"]
     error = embedder.post("/v1/score", {"text_1": "a", "text_2": ["fox"] * 3}).json()["error"]
     assert (error["param"], "the first 4 texts" in error["message"]) == ("text_2", True)
+    long = {"query": "fox " * 900, "documents": ["dog"] * 3, "truncate_prompt_tokens": 9}
+    assert scorer.post("/v1/rerank", {**long, "query": "fox"}).status_code == 200
+    error = scorer.post("/v1/rerank", long).json()["error"]
+    assert "the first 1 texts have more than 200 tokens" in error["message"], "a query is read for each document"
 
 
 def test_equal_documents_have_equal_scores(embedder: RunningServer, scorer: RunningServer) -> None:

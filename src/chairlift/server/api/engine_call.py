@@ -250,10 +250,14 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
             return function(*arguments)
         return await self._service.run(self.permit.tenant, function, *arguments)
 
+    async def collect_outputs(self) -> list[RequestOutput]:
+        """Wait for the complete outputs, one after the other, because a call for vectors may have thousands."""
+        return [await generation.collect() for generation in self.generations]
+
     async def respond(self) -> Response:
         """Wait for the complete outputs, and return the whole response."""
         try:
-            outputs = await asyncio.gather(*(generation.collect() for generation in self.generations))
+            outputs = await self.collect_outputs()
         finally:
             self.close()
         for output in outputs:
@@ -298,6 +302,10 @@ class GeneratingCall(EngineCall[Fields, Plans]):
     def size(self, index: int, output: RequestOutput) -> int:
         """The size of an output that `delta` writes. Large outputs are written on a thread (see `output_size`)."""
         return output_size(output)
+
+    async def collect_outputs(self) -> list[RequestOutput]:
+        """Wait for the complete outputs, or for the first error."""
+        return await asyncio.gather(*(generation.collect() for generation in self.generations))
 
     async def respond(self) -> Response:
         """Return the response, which is a stream if the body asks for one."""
@@ -352,7 +360,9 @@ def check_size(plan: RequestPlan, limits: RequestLimits) -> None:
     """Raise RequestError if the response to a plan may have more than MAX_ANSWERS_PER_CALL answers, or more than
     MAX_LOGPROB_ENTRIES logprobs."""
     params, num_answers = plan.params, len(plan.prompts) * plan.params.n
-    if num_answers > MAX_ANSWERS_PER_CALL and not limits.is_pooling:
+    if limits.is_pooling:
+        return
+    if num_answers > MAX_ANSWERS_PER_CALL:
         raise RequestError(
             f"{counted(len(plan.prompts), 'prompt')} with n={params.n} would produce {num_answers} answers, but at "
             f"most {MAX_ANSWERS_PER_CALL} are allowed per call: split the prompts into several calls",
@@ -362,10 +372,13 @@ def check_size(plan: RequestPlan, limits: RequestLimits) -> None:
 
 
 def output_size(output: RequestOutput) -> int:
-    """The number of tokens and, approximately, of logprob entries in an output. A vector counts by its bytes."""
+    """The number of tokens and, approximately, of logprob entries in an output. A vector or a score counts by its bytes
+    and the tokens of its prompt, which `pair_scores` compares."""
     positions = len(output.prompt_logprobs or ()) + sum(len(answer.logprobs or ()) for answer in output.outputs)
     num_tokens = sum(len(answer.token_ids) for answer in output.outputs)
-    return num_tokens + ENTRIES_PER_POSITION * positions + len(output.pooled or b"") // BYTES_PER_TOKEN
+    if output.pooled is not None:
+        num_tokens += 1 + (len(output.pooled) + len(output.prompt_token_ids)) // BYTES_PER_TOKEN
+    return num_tokens + ENTRIES_PER_POSITION * positions
 
 
 async def _interleave(generations: list[Generation]) -> AsyncIterator[tuple[int, RequestOutput]]:

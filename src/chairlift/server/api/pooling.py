@@ -31,6 +31,7 @@ from chairlift.server.preparation.conversation import ModelPlanner, RequestPlan
 from chairlift.server.protocol.base import (
     MAX_MESSAGES,
     MAX_POOLED_TOKENS,
+    MAX_TEXTS,
     ReceivedObject,
     advisory,
     as_list,
@@ -41,9 +42,9 @@ from chairlift.server.protocol.chat import MAX_NAMED_KEYS, ChatCompletionRequest
 from chairlift.server.protocol.sampling import CallFields
 
 COUNTED_TOKENS: Final = 64  # that a text counts at least, because each text is a request of its own
-MOST_TEXTS: Final = MAX_POOLED_TOKENS // COUNTED_TOKENS
+CHARACTERS_PER_TOKEN: Final = 16  # of a query or an instruction, even if it is cut off
 
-Texts = Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
+Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS)]
 Tokens = Annotated[list[int], Field(min_length=1)]
 
 
@@ -67,7 +68,7 @@ class EmbeddingRequest(PooledFields):
     """The body of POST /v1/embeddings."""
 
     content_fields = ("input", "messages")
-    input: str | Texts | Tokens | Annotated[list[Tokens], Field(min_length=1, max_length=MOST_TEXTS)] | None = None
+    input: str | Texts | Tokens | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_TEXTS)] | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(
         None,
@@ -171,7 +172,7 @@ class RerankRequest(ScoringFields):
     """The body of POST /v1/rerank and /v2/rerank."""
 
     query: str
-    documents: Annotated[list[str | RerankDocument], Field(min_length=1, max_length=MOST_TEXTS)]
+    documents: Annotated[list[str | RerankDocument], Field(min_length=1, max_length=MAX_TEXTS)]
     top_n: int | None = Field(None, ge=0, description="Number of results; null or 0 for all.")
     top_k: None = Field(None, description="Use `top_n`.")
     return_documents: bool = True
@@ -217,8 +218,10 @@ def _plan_pairs(
         raise RequestError(f"the model {TASKS[None]}", "model")
     instruction = body.instruction if pooling.reads_instruction else None
     encode, options = engine.input_processor.encode_pooled, body.options(instruction=instruction)
+    num_repeated = len(instruction or "")
     first_texts, second_texts = labelled_values(fields[0], firsts), labelled_values(fields[1], seconds)
     if pooling.task == "score":
+        num_repeated += len(firsts[0]) if len(firsts) == 1 else 0
         pairs = zip(first_texts * (len(seconds) // len(firsts)), second_texts, strict=True)
         prompts = (encode(first, second, options, (label, other)) for (label, first), (other, second) in pairs)
     else:
@@ -230,19 +233,25 @@ def _plan_pairs(
         ignored.append("truncation_side")
     if body.priority and not engine.input_processor.limits.supports_priority and fields[0] == "query":
         ignored.append("priority")
-    return _plan(prompts, fields[1], tuple(ignored))
+    return _plan(prompts, fields[1], tuple(ignored), num_repeated)
 
 
-def _plan(prompts: Iterable[list[int]], field: str, ignored: tuple[str, ...] = ()) -> RequestPlan:
-    """The plan of prompts, which are computed one after the other until the call has too many tokens."""
-    found, total = [], 0
+def _plan(
+    prompts: Iterable[list[int]], field: str, ignored: tuple[str, ...] = (), num_repeated: int = 0
+) -> RequestPlan:
+    """The plan of prompts, which are computed one after the other until the call has too many tokens.
+
+    Args:
+        num_repeated: the characters of a query and an instruction, which are read again for each prompt.
+    """
+    found, total, least = [], 0, max(COUNTED_TOKENS, num_repeated // CHARACTERS_PER_TOKEN)
     for token_ids in prompts:
         found.append(token_ids)
-        total += max(len(token_ids), COUNTED_TOKENS)
+        total += max(len(token_ids), least)
         if total > MAX_POOLED_TOKENS:
             raise RequestError(
                 f"{field}: the first {len(found)} texts have more than {MAX_POOLED_TOKENS} tokens together, the limit "
-                f"of one call, where a text counts as at least {COUNTED_TOKENS}: send them in several calls",
+                f"of one call, where a text counts as at least {least}: send them in several calls",
                 field,
             )
     return RequestPlan([(None, token_ids) for token_ids in found], POOLING_PARAMS, ignored=ignored)

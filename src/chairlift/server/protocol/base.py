@@ -25,6 +25,7 @@ MAX_TOOLS_BYTES: Final = 512 << 10  # of all tools of a request as JSON
 MAX_TOOL_CALLS: Final = 256  # of one message
 MAX_DOCUMENTS: Final = 1024  # for the chat template
 MAX_PROMPTS: Final = 2048  # of one call
+MAX_TEXTS: Final = 8192  # in a list of one call for vectors or scores
 MAX_POOLED_TOKENS: Final = 4 << 20  # of one call for vectors or scores
 MAX_METADATA: Final = 16  # As at OpenAI, like the lengths of keys and values.
 
