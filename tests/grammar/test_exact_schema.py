@@ -36,6 +36,7 @@ NODE = {
     "required": ["id", "next"],
     "additionalProperties": False,
 }
+CYCLE = {"type": "object", "properties": {"b": {"$ref": "#/$defs/B"}, "n": {"type": "integer", "maximum": ID}}}
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +106,11 @@ GOOD_AND_BAD: dict[str, tuple[Any, list[Any], list[Any]]] = {
         {"$defs": {"N": NODE, "S": {"type": "array", "items": {"$ref": "#/$defs/T"}}, "T": {"type": "null"}}, **NODE},
         [{"id": 1, "next": {"id": 2, "next": None}, "s": [None]}],
         [{"id": 1, "next": 5}, {"id": 1, "next": None, "s": [1]}],
+    ),
+    "a number in a cycle of references": (
+        {"$defs": {"A": CYCLE, "B": {"properties": {"a": {"$ref": "#/$defs/A"}}}}, "$ref": "#/$defs/A"},
+        [{"b": {"a": {"n": ID}}}],
+        [{"b": {"a": {"n": ID + 1}}}],
     ),
     "other properties": (
         {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["b"], "additionalProperties": INT64},

@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from fractions import Fraction
@@ -70,7 +71,8 @@ class _ExactSchema:
         self._names: dict[str, str] = {}
         self._size = 0
         self._depth = 0
-        self._inexact: dict[int, tuple[Any, bool]] = {}  # The schemas are kept, so that ids are unique.
+        self._explored: dict[int, Any] = {}  # The schemas are kept, so that ids are unique.
+        self._inexact: set[int] = set()
 
     @cached_property
     def _document(self) -> dict[str, Any]:
@@ -168,12 +170,29 @@ class _ExactSchema:
         """Whether a schema, or one that it contains or refers to, has a number that llguidance rounds."""
         if not isinstance(part, dict):
             return False
-        if id(part) not in self._inexact:
-            self._inexact[id(part)] = part, False  # A recursive reference adds nothing.
-            own = (part[key] for key in NUMERIC | {"const", "enum"} if key in part)
-            is_inexact = any(map(_has_inexact, own)) or any(map(self._is_inexact, self._children(part)))
-            self._inexact[id(part)] = part, is_inexact
-        return self._inexact[id(part)][1]
+        self._explore(part)
+        return id(part) in self._inexact
+
+    def _explore(self, part: Schema) -> None:
+        """Find the inexact schemas among a schema and all that it leads to, each of which is visited once. References
+        may form cycles, so that the result goes from each number to the schemas that lead to it."""
+        found, parents = [part], defaultdict[int, list[int]](list)
+        inexact: list[int] = []
+        for each in found:
+            if id(each) in self._explored:
+                continue
+            self._explored[id(each)] = each
+            children = [child for child in self._children(each) if isinstance(child, dict)]
+            found += children
+            for child in children:
+                parents[id(child)].append(id(each))
+            own = (each[key] for key in NUMERIC | {"const", "enum"} if key in each)
+            if any(map(_has_inexact, own)) or any(id(child) in self._inexact for child in children):
+                inexact.append(id(each))
+        while inexact:
+            if (known := inexact.pop()) not in self._inexact:
+                self._inexact.add(known)
+                inexact += parents[known]
 
     def _children(self, part: Schema) -> Iterator[Any]:
         yield from (child for key, child in _children(part) if key not in DOCUMENT)
