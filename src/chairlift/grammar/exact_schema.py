@@ -32,6 +32,9 @@ LARGEST: Final = (1 << 63) - 1024
 LONG_NUMBER: Final = re.compile(r"\d{16}|\d[eE]")
 """What the text of a schema with inexact numbers contains."""
 
+MISUSE: Final = (ValueError, TypeError, AttributeError, ArithmeticError)
+"""What the use of a schema raises that is not valid: its keywords may have any values."""
+
 TYPES: Final = ("null", "boolean", "number", "string", "array", "object")
 ARRAY: Final = frozenset(("items", "prefixItems", "additionalItems", "minItems", "maxItems"))
 OBJECT: Final = frozenset(("properties", "required", "additionalProperties"))
@@ -87,15 +90,16 @@ class _ExactSchema:
             if not self._is_inexact(self._root):
                 return f"%json {json.dumps({**self._root, 'x-guidance': options})}"
             start = self._rule(self._root)
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:  # A schema may have any values.
-            with contextlib.suppress(ValueError, TypeError, AttributeError):
+            space = options.get("whitespace_pattern") or (
+                JSON_SPACE if options.get("whitespace_flexible", True) else None
+            )
+            skip = [] if space is None else ['%llguidance {"ignore_once": true}', f"%ignore {_pattern(space)}"]
+            comma, colon = (_pattern(options.get(*each)) for each in (("item_separator", ","), ("key_separator", ":")))
+        except (*MISUSE, RecursionError) as error:
+            with contextlib.suppress(*MISUSE):
                 return f"%json {json.dumps({**_narrowed(self._root), 'x-guidance': options})}"
             reason = error if type(error) is ValueError else f"a schema with integers above 2**53 is not valid: {error}"
             raise ValueError(str(reason)) from None
-        space = options.get("whitespace_pattern") or (JSON_SPACE if options.get("whitespace_flexible", True) else None)
-        skip = [] if space is None else ['%llguidance {"ignore_once": true}', f"%ignore {_pattern(space)}"]
-        separators = [options.get("item_separator", ","), options.get("key_separator", ":")]
-        comma, colon = map(_pattern, separators)
         return "\n".join(["%lark {", *skip, f"start: {start}", f"comma: {comma}", f"colon: {colon}", *self._rules, "}"])
 
     def _add(self, rule: str) -> None:
@@ -245,7 +249,7 @@ class _ExactSchema:
             return self._rule({"type": "integer" if is_integer else "number", **bounds})
         low, has_low = _bound(bounds, "inimum", max)
         high, has_high = _bound(bounds, "aximum", min)
-        step = bounds.get("multipleOf")
+        step = _step(bounds)
         if is_integer or step is not None:
             first, last = _integer_bounds(bounds)
             return _multiples(first, last, step) if step is not None else f"/{integer_pattern(first, last)}/"
@@ -352,7 +356,9 @@ def _has_inexact(value: Any) -> bool:
 def _exact(number: float) -> int:
     """The integer that a large number of a schema is. Raises ValueError if it may have been written differently."""
     written = Decimal(repr(number)) if isinstance(number, float) else Decimal(number)
-    if isinstance(number, float) and (number != written or len(written.normalize().as_tuple().digits) > FLOAT_DIGITS):
+    if isinstance(number, float) and (
+        not math.isfinite(number) or number != written or len(written.normalize().as_tuple().digits) > FLOAT_DIGITS
+    ):
         raise ValueError(f"the number {number!r} is not exact as a double: write it without a fraction and an exponent")
     if written.adjusted() >= MAX_DIGITS:
         raise ValueError(f"an integer has {written.adjusted() + 1} digits, but at most {MAX_DIGITS} are supported")
@@ -382,16 +388,22 @@ def _permits(rest: Schema, number: float) -> bool:
         return False
     low, has_low = _bound(rest, "inimum", max)
     high, has_high = _bound(rest, "aximum", min)
-    step = rest.get("multipleOf")
+    step = _step(rest)
     return not (
         (low is not None and (value < low or (value == low and not has_low)))
         or (high is not None and (value > high or (value == high and not has_high)))
-        or (step is not None and value % _fraction(step))
+        or (step is not None and value % step)
     )
 
 
-def _multiples(first: int | None, last: int | None, step: float) -> str:
-    size = _fraction(step)
+def _step(bounds: Schema) -> Fraction | None:
+    step = bounds.get("multipleOf")
+    if step is not None and not (size := _fraction(step)) > 0:
+        raise ValueError(f"multipleOf must be greater than 0, got {step}")
+    return None if step is None else size
+
+
+def _multiples(first: int | None, last: int | None, size: Fraction) -> str:
     if size.denominator > 1 or first is None or last is None or (last - first) // size > MAX_MULTIPLES:
         raise ValueError(
             f"multipleOf with a number above 2**53 needs integers between bounds with at most {MAX_MULTIPLES} of them"

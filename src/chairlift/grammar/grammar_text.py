@@ -162,7 +162,10 @@ def _with_exact_numbers(lark: str) -> str:
     for found in re.finditer(r"%json\s*(?=\{)", lark):
         with contextlib.suppress(json.JSONDecodeError, RecursionError):  # The compiler has a message for it.
             schema, end = json.JSONDecoder().raw_decode(lark, found.end())
-            options = {**LARK_JSON_OPTIONS, **schema.pop("x-guidance", {})}
+            given = schema.pop("x-guidance", {})
+            if not isinstance(given, dict):
+                raise ValueError(f"x-guidance must be an object of options, got {given!r:.100}")
+            options = {**LARK_JSON_OPTIONS, **given}
             if found.start() >= at and (symbol := json_symbol(schema, options)).startswith("%lark"):
                 written, at = f"{written}{lark[at : found.start()]}{symbol}", end
     return written + lark[at:]
