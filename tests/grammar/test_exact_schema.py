@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from chairlift.errors import RequestError
 from chairlift.grammar.compiler import CompiledGrammar, GrammarCompiler, num_words
 from chairlift.grammar.grammar_text import JSON_OPTIONS
+from chairlift.grammar.merged_schema import merged
 from chairlift.loading.text.hf_tokenizer import folder_tokenizer
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.structured_outputs import StructuredOutputs
@@ -86,6 +87,7 @@ GOOD_AND_BAD: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [(1 << 53) + 1, (1 << 53) + 2],
         [1 << 53, (1 << 53) + 3],
     ),
+    "equal bounds": ({"type": "integer", "minimum": 0, "exclusiveMinimum": 0, "maximum": ID}, [1, ID], [0]),
     "exclusive bounds of draft 4": (
         {"type": "integer", "minimum": 1 << 53, "exclusiveMinimum": True},
         [(1 << 53) + 1],
@@ -118,6 +120,12 @@ GOOD_AND_BAD: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"a": None, "b": 1, "c": (1 << 63) - 1}, {"b": 1}],
         [{"b": "x"}, {"a": None}, {"a": 1, "b": 1}],
     ),
+    "equal annotations": (
+        {"allOf": [{"default": None}, {"const": ID, "default": None}]},
+        [ID],
+        [],
+    ),
+    "many optional items": ({"type": "array", "prefixItems": [{"const": ID}] * 40}, [[], [ID], [ID] * 40], [[1]]),
     "lists": (
         {"type": "array", "prefixItems": [{"const": ID}], "items": {"type": "null"}, "minItems": 1, "maxItems": 3},
         [[ID], [ID, None, None]],
@@ -153,6 +161,27 @@ REFUSED = {
     "an infinite count": ({"items": {"const": ID}, "minItems": math.inf}, "infinity"),
     "no options": ({"x-guidance": 1}, "x-guidance must be an object"),
     "no separator": ({"x-guidance": {"item_separator": 5}, "const": ID}, "not valid"),
+    "patterns beside other names": (
+        {
+            "allOf": [
+                {"maximum": ID, "properties": {"a": {}}},
+                {"maximum": 5, "patternProperties": {"^a": {"type": "null"}}},
+            ]
+        },
+        "patternProperties cannot be combined with properties",
+    ),
+    "patterns beside no other names": (
+        {"allOf": [{"maximum": ID, "additionalProperties": False}, {"maximum": 5, "patternProperties": {"^a": {}}}]},
+        "patternProperties cannot be combined with properties",
+    ),
+    "items beside other items": (
+        {"allOf": [{"maximum": ID, "items": [{}]}, {"maximum": 5, "additionalItems": False}]},
+        "additionalItems cannot be combined with items",
+    ),
+    "many merged parts": (
+        {"maximum": ID, "allOf": [{"properties": {f"{index:030}": {}}} for index in range(1000)]},
+        "repeated parts",
+    ),
     "no schema": ({"properties": {"a": {"const": ID}, "b": 5}}, "schema"),
 }
 
@@ -167,6 +196,22 @@ def test_a_number_that_cannot_be_exact_is_refused(
     for constraint in constraints:
         with pytest.raises(RequestError, match=reason):
             compiler.compile(constraint)
+
+
+def test_keywords_with_many_values_are_merged_in_linear_time() -> None:
+    num_compared = 0
+
+    class Name(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal num_compared
+            num_compared += 1
+            return str.__eq__(self, other)
+
+    for key in ("required", "enum"):
+        merged(*({key: [Name(f"{side}{index}") for index in range(1000)]} for side in "ab"))
+    assert num_compared < 10_000
 
 
 def test_a_bound_that_cannot_be_exact_is_narrower(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:

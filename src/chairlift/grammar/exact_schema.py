@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
 from chairlift.grammar.followed_schema import ANNOTATIONS, SCHEMA_LISTS, SCHEMA_MAPS, SCHEMAS, declared_types
-from chairlift.grammar.merged_schema import NUMERIC, merged
+from chairlift.grammar.merged_schema import NUMERIC, hashable, merged
 from chairlift.grammar.number_patterns import integer_pattern, real_pattern
 
 Schema: TypeAlias = Mapping[str, Any]
@@ -45,6 +45,9 @@ NAME: Final = r'/"([^"\\\x00-\x1F\x7F]|\\["\\bfnrt])*"/'
 JSON_SPACE: Final = r"[\x20\x0A\x0D\x09]+"
 MAX_RULES: Final = 2000
 MAX_TEXT: Final = 1 << 19
+MAX_READ: Final = 1 << 23
+"""The maximum size of the parts that are merged or written, each counted as often as references repeat it."""
+
 MAX_MULTIPLES: Final = 256
 MAX_DIGITS: Final = 64
 MAX_DEPTH: Final = 100
@@ -72,7 +75,7 @@ class _ExactSchema:
         self._root, self._options = schema, options
         self._rules: list[str] = []
         self._names: dict[str, str] = {}
-        self._size = 0
+        self._size, self._num_read = 0, 0
         self._depth = 0
         self._explored: dict[int, Any] = {}  # The schemas are kept, so that ids are unique.
         self._inexact: set[int] = set()
@@ -105,18 +108,32 @@ class _ExactSchema:
     def _add(self, rule: str) -> None:
         self._rules.append(rule)
         self._size += len(rule)
-        if len(self._rules) > MAX_RULES or self._size > MAX_TEXT:
+        self._check_limits()
+
+    def _read(self, part: Any) -> str:
+        """The JSON text of a part, which counts as work."""
+        text = json.dumps(part)
+        self._num_read += len(text)
+        self._check_limits()
+        return text
+
+    def _check_limits(self) -> None:
+        if len(self._rules) > MAX_RULES or self._size > MAX_TEXT or self._num_read > MAX_READ:
             raise ValueError(
                 f"an integer above 2**53 is in a schema that has more than {MAX_RULES} rules or {MAX_TEXT} bytes as a "
-                "grammar: simplify it"
+                f"grammar, or {MAX_READ} bytes with its repeated parts: simplify it"
             )
+
+    def _merged(self, first: Any, second: Any) -> Any:
+        self._read([first, second])
+        return merged(first, second)
 
     def _rule(self, part: Any) -> str:
         """The name of the rule of a schema."""
         part = {} if part is True else {"enum": []} if part is False else part
         if not isinstance(part, dict):
             raise ValueError(f"a schema must be an object or a boolean, got {part!r:.100}")
-        key = json.dumps(part)
+        key = self._read(part)
         if key not in self._names:
             name = self._names[key] = f"r{len(self._names)}"
             self._depth += 1
@@ -134,17 +151,17 @@ class _ExactSchema:
         rest = {key: value for key, value in part.items() if key not in ANNOTATIONS | DOCUMENT}
         if "$ref" in rest:
             target = self._target(rest.pop("$ref"))
-            return self._rule(merged(rest, target))
+            return self._rule(self._merged(rest, target))
         for key in ("allOf", "anyOf", "oneOf"):
             if key in rest:
                 options = rest.pop(key)
                 if key == "allOf":
                     for option in options:
-                        rest = merged(rest, self._resolved(option))
+                        rest = self._merged(rest, self._resolved(option))
                     return self._rule(rest)
                 if key == "oneOf" and not (self._options.get("coerce_one_of") or _are_disjoint(options)):
                     raise ValueError("oneOf with integers above 2**53 needs options of different types: use anyOf")
-                possible = [option for option in (merged(rest, each) for each in options) if option is not False]
+                possible = [option for option in (self._merged(rest, each) for each in options) if option is not False]
                 return self._alternatives([self._rule(option) for option in possible])
         if "const" in rest:
             rest["enum"] = [rest.pop("const")]
@@ -217,7 +234,7 @@ class _ExactSchema:
             elif isinstance(value, list | dict) and (has_inexact_parts or _has_inexact(value)):
                 constant = _constant(value)
                 if not types or constant["type"] in types:
-                    options.append(self._rule(merged(rest, constant)))
+                    options.append(self._rule(self._merged(rest, constant)))
                 continue
             plain.append(value)
         if plain:
@@ -268,7 +285,7 @@ class _ExactSchema:
         prefix, items = part.get("prefixItems", []), part.get("items", True)
         if isinstance(items, list):
             prefix, items = items, part.get("additionalItems", True)
-        least, most = int(part.get("minItems", 0)), part.get("maxItems")
+        least, most = max(int(part.get("minItems", 0)), 0), part.get("maxItems")
         if items is False:
             most = min(len(prefix), len(prefix) if most is None else int(most))
         prefix = prefix[: None if most is None else int(most)]
@@ -282,15 +299,16 @@ class _ExactSchema:
             counts = (low, high) if prefix else (max(low - 1, 0), None if high is None else high - 1)
             tail = f"{after}(comma {rule}){{{counts[0]},{'' if counts[1] is None else counts[1]}}}"
             tail = tail if low or prefix else f"({tail})?"
-        for index in range(len(prefix) - 1, -1, -1):
-            tail = f"{'comma ' if index else ''}{self._rule(prefix[index])} {tail}"
-            tail = tail if index < least else f"({tail})?"
-        return f'"[" {tail} "]"'
+        rules = [f"{'comma ' if index else ''}{self._rule(each)} " for index, each in enumerate(prefix)]
+        for rule in reversed(rules[least:]):
+            tail = f"{self._named(rule + tail)}?"
+        return f'"[" {"".join(rules[:least])}{tail} "]"'
 
     def _object(self, part: Schema) -> str:
         properties, required = part.get("properties", {}), part.get("required", [])
         other = part.get("additionalProperties", True)
-        names = [*properties, *(name for name in required if name not in properties)]
+        names = list(dict.fromkeys([*properties, *required]))
+        required = set(required)
         fields = [
             (f"{_quoted(name)} colon {self._rule(properties.get(name, other))}", name in required)
             for name in names
@@ -374,7 +392,7 @@ def _bound(bounds: Schema, ending: str, closest: Any) -> tuple[Fraction | None, 
     inclusive, exclusive = bounds.get("m" + ending), bounds.get("exclusiveM" + ending)
     if isinstance(exclusive, bool):  # Draft 4.
         inclusive, exclusive = (None, inclusive) if exclusive else (inclusive, None)
-    given = [(_fraction(each), each is inclusive) for each in (inclusive, exclusive) if each is not None]
+    given = [(_fraction(each), has) for each, has in ((inclusive, True), (exclusive, False)) if each is not None]
     if not given:
         return None, True
     bound = closest(value for value, _ in given)
@@ -425,14 +443,15 @@ def _constant(value: Any) -> dict[str, Any]:
 
 def _are_disjoint(options: list[Any]) -> bool:
     """Whether no value can match two options, by their types or their constants."""
-    seen: list[Any] = []
+    seen: set[Any] = set()
     for option in options:
         constants = [option["const"]] if "const" in option else option.get("enum")
         kinds = declared_types(option) if constants is None else constants
         kinds = ["number" if kind == "integer" and constants is None else kind for kind in kinds]
-        if not kinds or any(kind in seen for kind in kinds):
+        keys = set(map(hashable, kinds))
+        if not keys or keys & seen:
             return False
-        seen += kinds
+        seen |= keys
     return all("const" in option or "enum" in option for option in options) or not any(
         "const" in option or "enum" in option for option in options
     )

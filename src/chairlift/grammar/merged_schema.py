@@ -15,6 +15,12 @@ CLOSEST: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
+RELATED: Final = {
+    "patternProperties": ("properties", "additionalProperties", "patternProperties"),
+    "additionalItems": ("items", "prefixItems", "additionalItems"),
+}
+"""Keywords that change the meaning of others in the same schema, and are not merged."""
+
 ALTERNATIVES: Final = ("anyOf", "oneOf", "$ref")
 
 
@@ -28,10 +34,17 @@ def merged(first: Any, second: Any) -> Any:
         return False if first is False or second is False else second if first is True else first
     if first.keys() & {"const", "enum"} and second.keys() & {"const", "enum"}:
         first, second = _with_enum(first), _with_enum(second)
+    for keyword, names in RELATED.items():
+        related = [{name: each[name] for name in names if name in each} for each in (first, second)]
+        if (keyword in first or keyword in second) and all(related) and related[0] != related[1]:
+            keywords = " or ".join(names)
+            raise ValueError(
+                f"{keyword} cannot be combined with {keywords} of another schema with integers above 2**53"
+            )
     found = {**second, **first}
     for key in first.keys() & second.keys():
         found[key] = _merged_keyword(key, first[key], second[key])
-        if found[key] is None:
+        if key in ("enum", "type") and found[key] == []:
             return False
     if "properties" in found:
         others = [each.get("additionalProperties", True) for each in (first, second)]
@@ -52,7 +65,7 @@ def merged(first: Any, second: Any) -> Any:
 
 
 def _merged_keyword(key: str, first: Any, second: Any) -> Any:
-    """The value of a keyword that two schemas have; None if no value satisfies both."""
+    """The value of a keyword that two schemas have. A type or an enumeration is empty if no value satisfies both."""
     if first == second or key in ANNOTATIONS or key in ALTERNATIVES or key in ("properties", "prefixItems"):
         return first
     if key in CLOSEST and not isinstance(first, bool) and not isinstance(second, bool):
@@ -62,14 +75,23 @@ def _merged_keyword(key: str, first: Any, second: Any) -> Any:
     if key in ("additionalProperties", "items") and not isinstance(first, list) and not isinstance(second, list):
         return _both(first, second)
     if key in ("required", "allOf"):
-        return [*first, *(each for each in second if each not in first)]
+        known = set(map(hashable, first))
+        return [*first, *(each for each in second if hashable(each) not in known)]
     if key == "enum":
-        return [each for each in first if each in second] or None
+        permitted = set(map(hashable, second))
+        return [each for each in first if hashable(each) in permitted]
     if key == "type":
         types = [declared_types({"type": each}) for each in (first, second)]
         both = [kind for kind in types[0] if kind in types[1] or (kind == "integer" and "number" in types[1])]
-        return both + ["integer"] * ("number" in types[0] and "integer" in types[1] and "integer" not in both) or None
+        return both + ["integer"] * ("number" in types[0] and "integer" in types[1] and "integer" not in both)
     raise ValueError(f"two values of {key} cannot be combined with integers above 2**53: {first!r:.80}, {second!r:.80}")
+
+
+def hashable(value: Any) -> Any:
+    """The key of a JSON value. It is equal for equal values, and 1 is not true."""
+    if isinstance(value, dict):
+        return frozenset((name, hashable(each)) for name, each in value.items())
+    return tuple(map(hashable, value)) if isinstance(value, list) else (isinstance(value, bool), value)
 
 
 def _both(first: Any, second: Any) -> Any:
