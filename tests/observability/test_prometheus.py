@@ -159,14 +159,20 @@ def test_gauges_show_the_current_state() -> None:
 
 def test_answers_to_one_prompt_are_one_call_and_wait_for_its_prompt() -> None:
     engine = TrackedEngine(max_num_seqs=2, num_blocks=40)
-    for leader in (None, "r1", "r1", None):
-        engine.add([1, 2, 3], 4, leader_id=leader)
+    for leader, max_tokens in ((None, 4), ("r1", 9), ("r1", 2), (None, 4)):
+        engine.add([1, 2, 3], max_tokens, leader_id=leader)
     found = exposed(engine.log, engine)
     waiting = "vllm:num_requests_waiting_by_reason"
     assert (found[waiting, "capacity"], found[waiting, "deferred"]) == (2, 2)
     engine.to_end()
     found = exposed(engine.log, engine)
     assert (found["vllm:request_params_n_sum", ""], found["vllm:request_params_n_count", ""]) == (4, 2)
+    assert found["vllm:request_max_num_generation_tokens_sum", ""] == 9 + 4
+    computed, cached = (
+        found["vllm:request_prefill_kv_computed_tokens_sum", ""],
+        found["vllm:prompt_tokens_cached_total", ""],
+    )
+    assert computed + cached == 4 * 3
     assert (found[waiting, "capacity"], found[waiting, "deferred"]) == (0, 0)
 
 

@@ -67,6 +67,8 @@ HISTOGRAMS: Final = {
     "vllm:request_decode_time_seconds": ("Time from the first token of a request to its end.", LATENCY_BUCKETS),
     "vllm:request_prompt_tokens": ("Number of prompt tokens of a request.", TOKEN_BUCKETS),
     "vllm:request_generation_tokens": ("Number of output tokens of a request.", TOKEN_BUCKETS),
+    "vllm:request_max_num_generation_tokens": ("Number of output tokens of the longest answer.", TOKEN_BUCKETS),
+    "vllm:request_prefill_kv_computed_tokens": ("Prompt tokens that were not found in the cache.", TOKEN_BUCKETS),
     "vllm:request_num_preemptions": ("Number of preemptions of a request.", COUNT_BUCKETS),
     "vllm:request_params_max_tokens": ("`max_tokens` of a request.", TOKEN_BUCKETS),
     "vllm:request_params_n": ("Number of answers to a prompt.", COUNT_BUCKETS),
@@ -130,12 +132,16 @@ class PrometheusMetrics(ReplayReader, Collector):
         self._gauges, self._other_counters = gauges or {}, counters or {}
         self._histograms = {name: BucketCounts(buckets) for name, (_, buckets) in HISTOGRAMS.items()}
         self._counters: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
+        self._groups: dict[str, tuple[int, int]] = {}  # of unfinished answers: the longest one, and how many have ended
         tracker.add_reader(self)
 
     # -- events --------------------------------------------------------------------------------------------------
 
     def _count(self, name: str, amount: float = 1, *labels: str) -> None:
         self._counters[name][labels] += amount  # type: ignore[assignment]
+
+    def on_start(self) -> None:
+        self._groups.clear()
 
     def on_step(self, step: Step, rows: Rows) -> None:
         self._count("chairlift:steps")
@@ -212,8 +218,8 @@ class PrometheusMetrics(ReplayReader, Collector):
         add["vllm:request_generation_tokens"].add(event.num_output_tokens)
         add["vllm:request_num_preemptions"].add(event.num_preemptions)
         add["vllm:request_params_max_tokens"].add(request.arrived.max_tokens)
-        if request.arrived.leader_id is None:
-            add["vllm:request_params_n"].add(1 + request.num_siblings)
+        add["vllm:request_prefill_kv_computed_tokens"].add(event.num_prompt_tokens - event.num_cached_tokens)
+        self._finish_group(request, event.num_output_tokens)
         add["vllm:e2e_request_latency_seconds"].add(event.time - event.arrival_time)
         scheduled, first = event.first_scheduled_time, event.first_token_time
         if scheduled is None:
@@ -228,6 +234,18 @@ class PrometheusMetrics(ReplayReader, Collector):
             add["vllm:time_to_first_token_seconds"].add(first - event.arrival_time)
         elif (tpot := request.tpot) is not None:
             add["vllm:request_time_per_output_token_seconds"].add(tpot)
+
+    def _finish_group(self, request: TrackedRequest, num_output_tokens: int) -> None:
+        """Count what concerns all answers to one prompt, when the last of them has ended."""
+        leader_id = request.arrived.leader_id or request.request_id
+        longest, num_ended = self._groups.pop(leader_id, (0, 0))
+        longest, num_ended = max(longest, num_output_tokens), num_ended + 1
+        leader = self._tracker.get(leader_id)
+        if leader is not None and num_ended <= leader.num_siblings:
+            self._groups[leader_id] = longest, num_ended
+            return
+        self._histograms["vllm:request_max_num_generation_tokens"].add(longest)
+        self._histograms["vllm:request_params_n"].add(num_ended)
 
     def _count_waits(self, request: TrackedRequest) -> None:
         for index, spans in enumerate(self._tracker.spans(request)):
