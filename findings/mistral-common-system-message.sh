@@ -3,7 +3,7 @@
 #
 # Expected: the prompt of a turn begins with the prompt of the turn before, so that a prefix cache finds it.
 # Seen (mistral-common 1.13.1, 2026-11-30): the v2 and v3 formats write the system message, and the tools, in the last
-# message of the user, so that the prompts share the first token and little more. In v1 and v7 it stands at the beginning.
+# message of the user, so that the prompts share the first token and little more. In v1 and v7 it is at the beginning.
 #
 # Ends with 1 if this changes.
 set -eu

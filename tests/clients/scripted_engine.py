@@ -21,11 +21,11 @@ from chairlift.clock import MonotonicClock
 from chairlift.config import EngineConfig
 from chairlift.core.engine_core import EngineCore
 from chairlift.core.factory import KVPool, make_kv_cache_manager, make_scheduler
-from chairlift.engine.input_processor import RequestLimits
 from chairlift.engine.kv_cache_plan import KVCachePlan
 from chairlift.engine.process import engine_process
 from chairlift.engine.process.engine_process import AnnouncingExecutor, FrontEndLink
 from chairlift.engine.process.process_client import ProcessClient
+from chairlift.engine.request_limits import RequestLimits
 from chairlift.engine.served_engine import EngineFacts
 from chairlift.events import EngineStarted
 from chairlift.loading.resolve import resolve_model

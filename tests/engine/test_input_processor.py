@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from chairlift.engine.input_processor import InputProcessor, RequestLimits
+from chairlift.engine.input_processor import InputProcessor
 from chairlift.engine.pooled_prompts import PooledOptions
+from chairlift.engine.request_limits import RequestLimits
 from chairlift.errors import ContextLengthError
 from chairlift.loading.model_source import GGUFSource
 from chairlift.loading.text import tokenizer as tokenizer_module

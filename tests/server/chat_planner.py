@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 from chairlift.config import EngineConfig
-from chairlift.engine.input_processor import RequestLimits
 from chairlift.engine.kv_cache_plan import KVCachePlan
+from chairlift.engine.request_limits import RequestLimits
 from chairlift.engine.served_engine import EngineFacts, ServedEngine
 from chairlift.events import EngineStarted
 from chairlift.loading.text.tokenizer import Tokenizer

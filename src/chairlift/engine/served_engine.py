@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chairlift.config import SchedulerConfig
-from chairlift.engine.input_processor import InputProcessor, NoTokenizer, RequestLimits
+from chairlift.engine.input_processor import InputProcessor, NoTokenizer
 from chairlift.engine.kv_cache_plan import KVCachePlan
 from chairlift.engine.lora_adapters import AdapterNames
+from chairlift.engine.request_limits import RequestLimits
 from chairlift.events import EngineStarted
 from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.loading.text.tokenizer import Tokenizer

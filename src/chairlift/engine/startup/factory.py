@@ -11,8 +11,8 @@ from chairlift.clock import Clock, MonotonicClock
 from chairlift.config import PRIORITY_POLICIES, EngineConfig
 from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.core.factory import make_scheduler
-from chairlift.engine.input_processor import RequestLimits
 from chairlift.engine.lora_adapters import AdapterLoader
+from chairlift.engine.request_limits import RequestLimits
 from chairlift.engine.served_engine import EngineFacts, ServedEngine
 from chairlift.engine.startup.decoder_engine import prepare_decoder
 from chairlift.engine.startup.encoder_engine import prepare_encoder

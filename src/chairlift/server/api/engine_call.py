@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from chairlift.counts import counted
 from chairlift.engine.async_llm import Generation
-from chairlift.engine.input_processor import RequestLimits
+from chairlift.engine.request_limits import RequestLimits
 from chairlift.errors import ChairliftError, DeadlineError, RequestError
 from chairlift.outputs import RequestOutput, RequestTimes
 from chairlift.sampling_params import SamplingParams, check_logprobs
