@@ -24,7 +24,7 @@ std::vector<int64_t> by_logit(const std::vector<float>& logits) {
 }
 
 // The weights of the tokens that may be drawn; the largest is 1. The filters are min_p, top_k and top_p, in this order,
-// and keep or remove tokens with equal logits together.
+// and keep or remove tokens with equal logits together, except that top_p keeps only the first ones that it needs.
 std::vector<double> kept_weights(const std::vector<float>& logits, const DrawParams& params) {
   const std::vector<int64_t> order = by_logit(logits);
   const double largest = logits[static_cast<size_t>(order[0])];
@@ -36,13 +36,12 @@ std::vector<double> kept_weights(const std::vector<float>& logits, const DrawPar
   double total = 0;
   for (double& weight : weights) total += weight = weight < floor * (1 - 1e-6) ? 0 : weight;
   if (params.top_p >= 1) return weights;
-  double running = 0, last = 0;
+  double running = 0;
   for (const int64_t token : order) {
-    last = weights[static_cast<size_t>(token)];
-    running += last;
-    if (running >= params.top_p * total) break;
+    double& weight = weights[static_cast<size_t>(token)];
+    if (running >= params.top_p * total * (1 - 1e-9)) weight = 0;
+    running += weight;
   }
-  for (double& weight : weights) weight = weight < last * (1 - 1e-6) ? 0 : weight;
   return weights;
 }
 
