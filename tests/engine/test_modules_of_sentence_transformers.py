@@ -116,6 +116,9 @@ def load(folder: Path, **options: Any) -> LLM:
     return LLM(model=str(folder), num_threads=1, dtype="float32", **options)
 
 
+ROUNDING = 1e-5  # of two implementations in float32, for values of about 1 and other random weights in each run
+
+
 def difference(found: Any, expected: Any) -> float:
     """The largest difference, relative to the size of the values if they are above 1."""
     assert np.shape(found) == np.shape(expected)
@@ -181,7 +184,7 @@ def test_vectors(modules: Callable[[], list[Any]], options: dict[str, Any], tmp_
 
     folder = write_modules(reset(tmp_path / "model"), modules(), **options)
     expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS, batch_size=3)
-    assert difference(load(folder).embed(TEXTS, truncate_prompt_tokens=-1, use_tqdm=False), expected) < 3e-6
+    assert difference(load(folder).embed(TEXTS, truncate_prompt_tokens=-1, use_tqdm=False), expected) < ROUNDING
 
 
 def test_states_are_pooled_over_several_steps(tmp_path: Path) -> None:
@@ -205,7 +208,7 @@ def test_lower_case(tmp_path: Path) -> None:
     settings["normalizer"]["lowercase"] = False
     (folder / "tokenizer.json").write_text(json.dumps(settings))
     expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
-    assert difference(load(folder).embed(TEXTS, use_tqdm=False), expected) < 3e-6
+    assert difference(load(folder).embed(TEXTS, use_tqdm=False), expected) < ROUNDING
 
 
 def test_static_vectors(tmp_path: Path) -> None:
@@ -231,7 +234,7 @@ def test_static_vectors(tmp_path: Path) -> None:
     (older / "modules.json").write_text(json.dumps(entries))
     for each in (folder, older):
         llm = LLM(model=str(each), num_threads=1)
-        assert difference(llm.embed(TEXTS, truncate_prompt_tokens=-1, use_tqdm=False), expected) < 1e-6
+        assert difference(llm.embed(TEXTS, truncate_prompt_tokens=-1, use_tqdm=False), expected) < ROUNDING
         with pytest.raises(RequestError, match="is empty"):
             llm.embed("")
 
@@ -267,7 +270,7 @@ def test_scores(modules: Callable[[], list[Any]], kind: str, options: dict[str, 
     expected = CrossEncoder(str(folder), device="cpu").predict(pairs)
     llm = load(folder)
     found = llm.score(*map(list, zip(*pairs, strict=True)), truncate_prompt_tokens=-1, use_tqdm=False)
-    assert difference(found, expected) < 3e-6
+    assert difference(found, expected) < ROUNDING
 
 
 @loop_over(
@@ -283,7 +286,7 @@ def test_activations_of_older_cross_encoders(settings: dict[str, Any], tmp_path:
     folder = write_model(reset(tmp_path / "model"), "bert-score", {}, {}, "")
     edit_json(folder / "config.json", **settings)
     expected = CrossEncoder(str(folder), device="cpu").predict(PAIRS)
-    assert difference(load(folder).score(*map(list, zip(*PAIRS, strict=True)), use_tqdm=False), expected) < 1e-6
+    assert difference(load(folder).score(*map(list, zip(*PAIRS, strict=True)), use_tqdm=False), expected) < ROUNDING
 
 
 def test_a_reranker_without_settings_has_its_template_or_that_of_qwen3(tmp_path: Path) -> None:
