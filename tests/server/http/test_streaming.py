@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from chairlift.errors import ConfigError
 from chairlift.server.api.messages import MessagesCall
 from chairlift.server.http import streaming
 from chairlift.server.http.streaming import COMMENT, EventStream, run_to_end
+from chairlift.server.preparation.api_options import ApiOptions
 from support.waiting import AMPLE_SECONDS, until
 
 
@@ -124,6 +126,12 @@ def test_pings_end_with_the_first_event_or_are_turned_off(seconds: float, after_
     send_all(events(), COMMENT, sent.append, ping_seconds=seconds, pings_after_event=after_event)
     assert sent[expected:] == [b"data: x\n\n", b"data: y\n\n", b""]
     assert sent[:expected] == [COMMENT] * expected
+
+
+@pytest.mark.parametrize("seconds", [0.0, -0.5])
+def test_an_interval_that_is_no_time_is_rejected(seconds: float) -> None:
+    with pytest.raises(ConfigError, match=rf"sse_ping_interval must be above 0, or -1 for none, got {seconds:g}"):
+        ApiOptions(sse_ping_interval=seconds)
 
 
 def test_a_stream_of_events_sends_no_ping(monkeypatch: pytest.MonkeyPatch) -> None:
