@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 from xml.etree import ElementTree
 
+from chairlift.models.reading.nearest_names import MISSING_FEATURES
 from chairlift.models.registry import ARCHITECTURES
 
 ROOT: Final = Path(__file__).parent.parent
@@ -62,9 +64,23 @@ COLUMNS: Final = (
     Column(
         "greedy tokens",
         "The engine gives the greedy tokens of transformers: paged, in chunks, batched, preempted, with and without "
-        "the prefix cache. Each kind of attention, state and memory has an architecture here.",
+        "the prefix cache.",
         "tests/engine/test_engine_parity.py",
         ("test_greedy_tokens_are_those_of_transformers",),
+    ),
+    Column(
+        "int8, 4 bits",
+        "With native kernels and quantized weights, tokens and their log probabilities are the same to the last bit: "
+        "in chunks, batches, small blocks, after preemptions and with another number of threads.",
+        "tests/engine/test_engine_parity.py",
+        ("test_logits_do_not_depend_on_batch_chunks_blocks_or_threads",),
+    ),
+    Column(
+        "LoRA",
+        "Adapters of PEFT for all linear layers, or for those that it can merge, give the logits of the merged "
+        "weights, in batches with other adapters.",
+        "tests/models/test_lora_logits.py",
+        ("test_logits_are_those_of_merged_weights",),
     ),
     Column(
         "windows freed",
@@ -100,11 +116,23 @@ TEMPLATES: Final = {
 INTRODUCTION: Final = """\
 # Tested models
 
-`python -m benchmarks.model_table` runs the tests below and writes this page. A row is an entry of `architectures` in
-`config.json`, without "ForCausalLM". A cell is the number of its tests that passed, or a dash if there is no such test.
+`python -m benchmarks.model_table` runs the tests below, most of them with every architecture, and writes this page. A
+row is an entry of `architectures` in `config.json`, without "ForCausalLM". A cell is the number of its tests that
+passed, or a dash if there is no such test.
 The planned memory of the weights of each is exact to the byte (`test_planned_engines.py`).
 The models of the tests are random and tiny, and use every feature of their architecture. Of models with images only the
 text model is loaded.
+"""
+
+
+NOT_SUPPORTED: Final = """\
+## Not supported
+
+A model of another architecture is rejected before its weights are read, with the nearest supported architectures. For
+these the message names the reason:
+
+| models | reason |
+|---|---|
 """
 
 
@@ -125,9 +153,10 @@ def tested_rows() -> dict[str, dict[str, list[str]]]:
 
 
 def run_tests(report: Path) -> None:
-    """Run the tests of all columns, and write a report in the format of JUnit."""
+    """Run the tests of all columns with every architecture, and write a report in the format of JUnit."""
     tests = [f"{column.file}::{test}" for column in COLUMNS for test in column.tests]
-    subprocess.run([sys.executable, "-m", "pytest", "-q", f"--junit-xml={report}", *tests], cwd=ROOT, check=False)
+    command = [sys.executable, "-m", "pytest", "-q", f"--junit-xml={report}", *tests]
+    subprocess.run(command, cwd=ROOT, check=False, env={**os.environ, "EVERY_ARCHITECTURE": "1"})
 
 
 def count_passed(report: Path) -> Counter[tuple[str, str]]:
@@ -160,7 +189,8 @@ def render(counts: Mapping[tuple[str, str], int]) -> str:
         f"| {row} | {' | '.join(str(counts.get((row, title)) or '-') for title in titles)} |" for row in row_names()
     ]
     claims = [f"- **{each.title}**: {each.claim} Tests: {_names(each)} in `{each.file}`." for each in COLUMNS]
-    return "\n".join([INTRODUCTION, *lines, "", *claims, ""])
+    missing = [f"| {each.models} | {each.reason} |" for each in MISSING_FEATURES]
+    return "\n".join([INTRODUCTION, *lines, "", *claims, "", NOT_SUPPORTED + "\n".join(missing), ""])
 
 
 def _names(column: Column) -> str:
@@ -169,7 +199,8 @@ def _names(column: Column) -> str:
 
 def parse_table(page: str) -> dict[tuple[str, str], int]:
     """The numbers of a page that `render` wrote, by row and title."""
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
+    lines = page.partition(NOT_SUPPORTED)[0].splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line[:1] == "|"]
     titles = cells[0][1:]
     return {
         (row, title): int(cell)

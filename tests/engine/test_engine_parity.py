@@ -27,7 +27,7 @@ from chairlift.models.registry import read_hf_config
 from support.native import needs_native
 from support.position_logprobs import first_logprobs
 from support.shared_models import shared_model
-from support.tiny_models import TINY_MODELS, architectures_with, make_tiny_config
+from support.tiny_models import EVERY_ARCHITECTURE, TINY_MODELS, architectures_with, make_tiny_config
 
 NEW_TOKENS = 20
 SQUEEZES: dict[str, dict[str, Any]] = {
@@ -194,6 +194,14 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 
 
+def formats_of_architectures() -> list[tuple[str, str]]:
+    """(architecture, formats): one of the formats for each architecture, or two quantizations for every one."""
+    found = architectures_with("bits")
+    if EVERY_ARCHITECTURE:
+        return [(arch, formats) for arch in found for formats in ("int8", "q4_1")]
+    return [(arch, [*FORMATS][index % len(FORMATS)]) for index, arch in enumerate(found)]
+
+
 def answers_with_logprobs(folder: Path, num_threads: int, **options: Any) -> list[list[tuple[int, float]]]:
     config = EngineConfig(
         model=str(folder), skip_tokenizer_init=True, num_threads=2, **{"num_kv_blocks": 200, **options}
@@ -212,9 +220,7 @@ def answers_with_logprobs(folder: Path, num_threads: int, **options: Any) -> lis
 
 
 @needs_native
-@pytest.mark.parametrize(
-    ("arch", "formats"), [(arch, [*FORMATS][i % len(FORMATS)]) for i, arch in enumerate(architectures_with("bits"))]
-)
+@pytest.mark.parametrize(("arch", "formats"), formats_of_architectures())
 def test_logits_do_not_depend_on_batch_chunks_blocks_or_threads(
     arch: str, formats: str, tiny_model_dir: Callable[..., Path]
 ) -> None:

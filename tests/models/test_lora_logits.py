@@ -21,6 +21,7 @@ from support.lora_adapters import SIZE, VARIANTS, merged_model, write_adapter
 from support.native import needs_native, unavailable_reason
 from support.packed_steps import Tables, pack
 from support.recurrences import state_step
+from support.tiny_models import EVERY_ARCHITECTURE, TINY_MODELS
 
 KERNEL_SETS = ("reference", "torch", pytest.param("native", marks=needs_native))
 # Modules that are merged in other ways, other activations and norms, biases, reordered rows, and dense networks beside
@@ -47,6 +48,8 @@ MODELS: dict[str, list[str] | str] = {
     "falcon_h1": ["in_proj", "q_proj", "gate_proj", "down_proj"],
     "nemotron_h": ["in_proj", "q_proj", "up_proj", "down_proj"],
 }
+if EVERY_ARCHITECTURE:
+    MODELS = {**dict.fromkeys(TINY_MODELS, "all-linear"), **MODELS}
 LENGTHS = (37, 1, 9, 20)
 
 
