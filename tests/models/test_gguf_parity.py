@@ -57,7 +57,7 @@ WHOLE_NAMES = {
         for name, other in (("A_log", "ssm_a"), ("D", "ssm_d"), ("dt_bias", "ssm_dt.bias"))
     },
     "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
-    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    **{f"mlp.{router}.e_score_correction_bias": "exp_probs_b.bias" for router in ("gate", "moe_statics")},
     "pre_ff_layernorm.weight": "ffn_norm",
 }
 """The parameters whose names do not end in "weight" or "bias"."""
@@ -65,7 +65,14 @@ EXPERTS = {
     "block_sparse_moe.gate": "ffn_gate_inp",
     "block_sparse_moe.router.layer": "ffn_gate_inp",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.gate.wg": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **{
+        f"{network}.{name}_proj": f"ffn_{name}_shexp"
+        for network in ("mlp.shared_expert", "mlp.shared_experts", "mlp.shared_mlp", "shared_mlp")
+        for name in ("gate", "up", "down")
+    },
     "self_attn.sinks": "attn_sinks",
     **{f"{name}_proj": f"ffn_{name}_exps" for name in ("gate", "up", "down")},
     "w1": "ffn_gate_exps",
@@ -87,8 +94,6 @@ LFM2 = {
 }
 QWEN35 = {
     "post_attention_layernorm": "post_attention_norm",
-    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-    **{f"mlp.shared_expert.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
     "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate",
     "linear_attn.in_proj_b": "ssm_beta",
@@ -113,7 +118,6 @@ MAMBA = {
     **{f"mixer.{name}_proj": f"attn_{name}" for name in ("q", "k", "v")},
     "mixer.o_proj": "attn_output",
     **{f"mixer.shared_experts.{name}_proj": f"ffn_{name}_shexp" for name in ("up", "down")},
-    **{f"shared_mlp.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
     **{f"feed_forward.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
 }
 LATENT = {
@@ -122,7 +126,6 @@ LATENT = {
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
     "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     **{f"self_attn.{name}_proj": f"attn_{name}" for name in ("k_b", "v_b", "kv_b")},
-    **{f"mlp.shared_experts.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
 }
 LATENT_FIELDS: dict[str, Any] = {
     "block_count": 3,
@@ -264,6 +267,13 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "attention.sliding_window": 0,
     },
     "mixtral": {"attention.sliding_window": 24, "expert_count": 5, "expert_used_count": 2},
+    "qwen2_moe": {
+        "block_count": 4,
+        "expert_count": 6,
+        "expert_used_count": 3,
+        "expert_feed_forward_length": 40,
+        "expert_shared_feed_forward_length": 48,
+    },
     "qwen3_moe": {
         "block_count": 3,
         "attention.key_length": 16,
@@ -275,6 +285,16 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
     "olmoe": {"feed_forward_length": 40, "expert_count": 6, "expert_used_count": 3},
     "granitemoe": {
         "feed_forward_length": 40,
+        "expert_count": 5,
+        "expert_used_count": 2,
+        "attention.scale": 0.3,
+        "embedding_scale": 3.0,
+        "residual_scale": 0.4,
+        "logit_scale": 2.5,
+    },
+    "granitemoeshared": {
+        "feed_forward_length": 40,
+        "expert_shared_feed_forward_length": 56,
         "expert_count": 5,
         "expert_used_count": 2,
         "attention.scale": 0.3,
@@ -492,6 +512,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": False},
     "granite4": {"intermediate_size": 96},
     "smollm3": {"no_rope_layers": None, "use_sliding_window": False, "layer_types": None},
+    "qwen2_moe": {"mlp_only_layers": [], "use_sliding_window": False},
     "qwen3_moe": {"mlp_only_layers": []},
     "qwen3_5": {"mtp_num_hidden_layers": 1},
     "qwen3_next": {"mlp_only_layers": []},
@@ -508,7 +529,7 @@ PREDICTOR = {
 }
 INTERLEAVED = (
     "llama", "mistral", "granite", "granite4", "granite4_h", "granite4_h_moe", "smollm3", "ministral3", "mixtral",
-    "granitemoe", "arcee",
+    "granitemoe", "granitemoeshared", "arcee",
 )  # fmt: skip
 ARCHITECTURE_NAMES = {
     "mistral": "llama",
@@ -518,7 +539,9 @@ ARCHITECTURE_NAMES = {
     "mixtral": "llama",
     "gemma4_moe": "gemma4",
     "gemma4_unified": "gemma4",
+    "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
+    "granitemoeshared": "granitemoe",
     "gpt_oss": "gpt-oss",
     "lfm2_moe": "lfm2moe",
     "qwen3_5": "qwen35",
@@ -733,9 +756,14 @@ def write_gguf(
         "attention.head_count": 4,
         "attention.head_count_kv": 2,
         "attention.layer_norm_rms_epsilon": 1e-5 if arch in LARGER_EPS else 1e-6,
-        "rope.freq_base": {"smollm3": 2e6, "mixtral": 1e6, "lfm2": 1e6, "lfm2_moe": 1e6, "ernie4_5": 5e5}.get(
-            arch, 10000.0
-        ),
+        "rope.freq_base": {
+            "smollm3": 2e6,
+            "mixtral": 1e6,
+            "lfm2": 1e6,
+            "lfm2_moe": 1e6,
+            "ernie4_5": 5e5,
+            "ernie4_5_moe": 5e5,
+        }.get(arch, 10000.0),
         **GGUF_FIELDS[arch],
     }
     for key, value in {**fields, **changes}.items():
@@ -747,7 +775,7 @@ def write_gguf(
         tensors = split_grouped(tensors)
     if splits_latent and name == "deepseek2":
         tensors = split_latent(tensors)
-    has_experts = arch == "granite4_h_moe"
+    has_experts = arch in ("granite4_h_moe", "granitemoeshared")
     tensors = (
         split_transposed_experts(tensors)
         if arch == "gpt_oss"

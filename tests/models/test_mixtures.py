@@ -12,6 +12,8 @@ import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from test_gguf_parity import assert_logits_of_transformers, load
+from transformers import AutoModelForCausalLM
 
 from chairlift import EngineConfig
 from chairlift.engine.startup.weight_plan import plan_weights, step_weight_bytes
@@ -137,6 +139,26 @@ def test_clipped_olmoe_is_rejected(tiny_model_dir: TinyModelDir) -> None:
         read_hf_config({**config, "clip_qkv": 8.0}, source="config.json")
 
 
+REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "qwen2_moe": [
+        ({"qkv_bias": False}, "qkv_bias is False, which is not supported: query, key and value must have biases"),
+        ({"attention_bias": False}, "attention_bias is False, which is not supported"),
+        ({"max_window_layers": -1}, "max_window_layers must be an integer between 0"),
+        ({"shared_expert_intermediate_size": None}, "shared_expert_intermediate_size is missing"),
+    ],
+    "granitemoeshared": [({"shared_intermediate_size": -1}, "shared_intermediate_size must be an integer between 0")],
+}
+
+
+@pytest.mark.parametrize("arch", REFUSED)
+def test_what_is_not_computed_is_refused(arch: str, tiny_model_dir: TinyModelDir) -> None:
+    config = json.loads((tiny_model_dir(arch) / "config.json").read_text())
+    config.pop("layer_types", None)
+    for changes, message in REFUSED[arch]:
+        with pytest.raises(ModelLoadError, match=message):
+            read_hf_config({**config, **changes}, source="config.json")
+
+
 @pytest.mark.parametrize("arch", ["mixtral", "olmoe", "gpt_oss", "granitemoe"])
 def test_a_size_of_experts_that_the_architecture_does_not_read_is_rejected(
     arch: str, tiny_model_dir: TinyModelDir
@@ -186,6 +208,15 @@ def test_quantized_experts_in_one_tensor_are_rejected(tiny_model_dir: TinyModelD
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelLoadError, match=f"tensor {module}.weight holds the quantized experts of a layer"):
         load_all(tmp_path)
+
+
+@pytest.mark.parametrize("arch", ["mixtral", "qwen2_moe", "glm4_moe"])
+def test_the_experts_of_a_layer_may_be_in_two_tensors(arch: str, tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
+    """transformers writes its own names on request, and those of published files otherwise."""
+    folder = tiny_model_dir(arch)
+    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(tmp_path, save_original_format=False)
+    assert any(name.endswith("mlp.experts.gate_up_proj") for name in load_file(tmp_path / "model.safetensors"))
+    assert_logits_of_transformers(load(tmp_path), folder)
 
 
 def test_a_missing_expert_is_named(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:

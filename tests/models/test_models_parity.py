@@ -137,6 +137,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-window": ("phi3", {"sliding_window": 24, "rope_parameters": None}),
     "mixtral": ("mixtral", {}),
     "mixtral-one-expert": ("mixtral", {"num_experts_per_tok": 1, "sliding_window": None}),
+    "qwen2_moe": ("qwen2_moe", {}),
+    "qwen2_moe-no-windows": (
+        "qwen2_moe",
+        {"use_sliding_window": False, "norm_topk_prob": True, "decoder_sparse_step": 2, "mlp_only_layers": []},
+    ),
     "qwen3_moe": ("qwen3_moe", {}),
     "qwen3_moe-weights-of-all": (
         "qwen3_moe",
@@ -147,6 +152,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe-normalized": ("olmoe", {"norm_topk_prob": True, "attention_bias": True}),
     "granitemoe": ("granitemoe", {}),
     "granitemoe-tied": ("granitemoe", {"tie_word_embeddings": True, "attention_bias": True}),
+    "granitemoeshared": ("granitemoeshared", {}),
+    "granitemoeshared-none": ("granitemoeshared", {"shared_intermediate_size": 0}),
     "gpt_oss": ("gpt_oss", {}),
     "gpt_oss-no-attention-bias": (
         "gpt_oss",

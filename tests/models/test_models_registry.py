@@ -50,8 +50,8 @@ def test_every_architecture_builds() -> None:
     names = (
         "cohere", "deepseek", "ernie4_5", "exaone4", "falcon_h1", "gemma", "gemma2", "gemma3", "gemma4", "glm4",
         "glm4_moe", "gpt-oss", "granite", "hunyuan",
-        "lfm2", "llama", "ministral3", "mixtral", "nemotron_h", "olmo", "olmoe", "phi3", "qwen3-moe", "qwen3.5",
-        "seed_oss", "smollm3",
+        "lfm2", "llama", "ministral3", "mixtral", "nemotron_h", "olmo", "olmoe", "phi3", "qwen2-moe", "qwen3-moe",
+        "qwen3.5", "seed_oss", "smollm3",
     )  # fmt: skip
     configs = OPT.declare(), *(replace(LLAMA.declare(), architecture=name, name=name) for name in names)
     encoders = {"bert", "modernbert", "static"}  # have models of their own, see tests/engine/test_embeddings.py

@@ -310,6 +310,21 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5": ("Ernie4_5", {**TINY_GATED, "head_dim": 24, "use_bias": True}),
     "exaone4": ("Exaone4", {**TINY_GATED, "num_hidden_layers": 4, "sliding_window": 20}),
     "mixtral": ("Mixtral", {**TINY_GATED, "sliding_window": 24, "num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {
+            **TINY_GATED,
+            "num_hidden_layers": 4,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 48,
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "max_window_layers": 3,
+            "mlp_only_layers": [1],
+        },
+    ),
     "qwen3_moe": (
         "Qwen3Moe",
         {
@@ -332,6 +347,20 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **TINY_GATED,
             "intermediate_size": 40,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "attention_multiplier": 0.3,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.5,
+        },
+    ),
+    "granitemoeshared": (
+        "GraniteMoeShared",
+        {
+            **TINY_GATED,
+            "intermediate_size": 40,
+            "shared_intermediate_size": 56,
             "num_local_experts": 5,
             "num_experts_per_tok": 2,
             "attention_multiplier": 0.3,
@@ -499,9 +528,11 @@ olmo3           .       .       .      x     .         .        .       .      .
 ernie4_5        .       .       .      .     .         .        .       .      x        .
 exaone4         .       .       .      .     .         .        .       .      .        .
 mixtral         x       .       .      .     .         .        .       .      x        .
+qwen2_moe       .       .       .      .     .         .        .       .      .        .
 qwen3_moe       .       .       .      .     x         .        .       .      .        x
 olmoe           .       .       .      .     .         .        .       .      .        x
 granitemoe      .       .       .      .     .         .        .       .      x        .
+granitemoeshared .      .       .      .     .         .        .       .      .        .
 gpt_oss         x       .       .      x     .         x        .       .      x        x
 lfm2            x       x       x      .     .         .        x       x      .        .
 lfm2_moe        .       .       .      x     .         .        .       .      .        x

@@ -16,10 +16,10 @@ from chairlift.models.declaration.attention_spec import AttentionSpec, LatentSpe
 from chairlift.models.declaration.layer_spec import LayerSpec
 from chairlift.models.declaration.matrix_spec import ATTENTION, MatrixSpec, NormSpec, StoredRows
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.reading.architecture import Architecture
-from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, shortened
-from chairlift.models.reading.expert_fields import SIGMOID_GATING, SOFTMAX_GATING
-from chairlift.models.reading.gguf_header import GGUF_NAMES, SHARED_EXPERT, GGUFHeader, names_in_layers
+from chairlift.models.reading.architecture import Architecture, stacked_experts
+from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
+from chairlift.models.reading.expert_fields import SIGMOID_GATING, SOFTMAX_GATING, read_first_dense_layers
+from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader, names_in_layers
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
 from chairlift.models.reading.rope_fields import read_gguf_rope, yarn_attention_factor
 
@@ -45,7 +45,6 @@ class DeepseekSizes:
         key_rank: the size of the latent of keys and values.
         plain_dim, rotary_dim: the sizes of the two parts of a query head.
         value_dim: the size of a head of values.
-        shared_size: the inner size of the shared experts; 0 without any.
         is_interleaved: whether the two dimensions of a rotated pair are in adjacent rows.
         has_split_heads: whether files have the matrices of keys and values apart, and the matrices of keys transposed.
         num_unread_layers: see ModelConfig.
@@ -57,7 +56,6 @@ class DeepseekSizes:
     plain_dim: int
     rotary_dim: int
     value_dim: int
-    shared_size: int
     is_interleaved: bool = True
     has_split_heads: bool = False
     num_unread_layers: int = 0
@@ -67,8 +65,7 @@ class DeepseekSizes:
         return replace(self.sizes.declare(), layers=layers, num_unread_layers=self.num_unread_layers)
 
     def _layer(self, index: int) -> LayerSpec:
-        layer = declare_layer(self.sizes, index, self.shared_size)
-        return replace(layer, attention=self._attention(f"model.layers.{index}.self_attn"))
+        return replace(self.sizes.declare_layer(index), attention=self._attention(f"model.layers.{index}.self_attn"))
 
     def _attention(self, prefix: str) -> AttentionSpec:
         sizes, matrix = self.sizes, partial(MatrixSpec, ATTENTION)
@@ -126,19 +123,6 @@ class DeepseekSizes:
         return stored
 
 
-def declare_layer(sizes: LlamaSizes, index: int, shared_size: int) -> LayerSpec:
-    """Return the declaration of one layer with shared experts beside its mixture, if it has one.
-
-    Args:
-        shared_size: see DeepseekSizes.
-    """
-    layer = sizes.declare_layer(index)
-    if layer.mixture is None or not shared_size:
-        return layer
-    network = sizes.declare_shared(f"model.layers.{index}.mlp.shared_experts", shared_size)
-    return replace(layer, feed_forward=network).beside_experts(layer.mixture)
-
-
 def _yarn_scale(rope: RopeConfig, log_multiplier: float) -> float:
     """The factor of scores in a context that YaRN has made longer: the square of its attention factor."""
     return 1.0 if rope.scaling != "yarn" else yarn_attention_factor(rope.factor, log_multiplier) ** 2
@@ -150,12 +134,10 @@ class DeepseekConfigReader(LlamaConfigReader):
 
     Attributes:
         has_sigmoid: whether experts are chosen as in DeepSeek-V3.
-        num_dense_layers: the number of first layers without experts, in files that do not contain it.
     """
 
     has_latent: bool = True
     has_sigmoid: bool = True
-    num_dense_layers: int = 0
 
     def __call__(self, fields: ConfigFields) -> ModelConfig:
         if isinstance(fields, GGUFHeader):
@@ -180,7 +162,6 @@ class DeepseekConfigReader(LlamaConfigReader):
             plain_dim=plain,
             rotary_dim=rotary,
             value_dim=fields.integer("v_head_dim"),
-            shared_size=read_shared_size(fields, sizes),
             is_interleaved=fields.flag("rope_interleave", True),
             num_unread_layers=fields.integer("num_nextn_predict_layers", 0, low=0),
         ).declare()
@@ -206,7 +187,6 @@ class DeepseekConfigReader(LlamaConfigReader):
             plain_dim=plain,
             rotary_dim=rotary,
             value_dim=header.integer(f"attention.value_length{suffix}"),
-            shared_size=read_shared_size(header, sizes),
             has_split_heads="blk.0.attn_k_b.weight" in header.tensor_names,
         ).declare()
 
@@ -241,8 +221,10 @@ class DeepseekConfigReader(LlamaConfigReader):
         else:
             routing = _with_groups(routing, fields, count)
         inner = fields.integer("moe_intermediate_size", inner)
-        dense = self._read_dense_layers(fields, sizes.num_layers)
-        return ExpertSizes(count, inner, routing, dense, NAMES if has_bias else ExpertNames())
+        dense = read_first_dense_layers(fields, sizes.num_layers)
+        shared_size = inner * fields.integer("n_shared_experts", 0, low=0)
+        names = NAMES if has_bias else ExpertNames()
+        return ExpertSizes(count, inner, routing, dense, names, shared_size=shared_size)
 
     def _read_gating(self, fields: ConfigFields) -> tuple[bool, bool, bool]:
         """Return whether scores are sigmoids, whether weights are divided by their sum, and whether there is a bias."""
@@ -253,15 +235,6 @@ class DeepseekConfigReader(LlamaConfigReader):
         if not self.has_sigmoid:
             fields.allow_only("norm_topk_prob", False, "transformers ignores it in this architecture")
         return self.has_sigmoid, self.has_sigmoid and fields.flag("norm_topk_prob"), self.has_sigmoid
-
-    def _read_dense_layers(self, fields: ConfigFields, layers: int) -> frozenset[int]:
-        num_dense = fields.integer("first_k_dense_replace", self.num_dense_layers, low=0, high=layers)
-        types = fields.get("mlp_layer_types")
-        if types is None:
-            return frozenset(range(num_dense))
-        if not isinstance(types, list) or len(types) != layers or not {"dense", "sparse"}.issuperset(types):
-            raise fields.error("mlp_layer_types", f"must hold {layers} of dense and sparse, got {shortened(types)}")
-        return frozenset(index for index, kind in enumerate(types) if kind == "dense")
 
 
 _V2_METHODS: Final = ("greedy", "group_limited_greedy")
@@ -292,12 +265,6 @@ def _read_gguf_gating(header: GGUFHeader) -> tuple[bool, bool, bool]:
     return gating == SIGMOID_GATING, bool(header.get("expert_weights_norm", False)), has_bias
 
 
-def read_shared_size(fields: ConfigFields, sizes: LlamaSizes) -> int:
-    """Read the inner size of the shared experts together."""
-    count = fields.integer("n_shared_experts", 0, low=0)
-    return 0 if sizes.experts is None else count * sizes.experts.intermediate_size
-
-
 _LAYER: Final = "model.layers.{}.self_attn"
 _STORED: Final = {
     "q_plain": ("q_proj", "attn_q"),
@@ -319,8 +286,6 @@ DEEPSEEK_GGUF_NAMES: Final = {
     "model.layers.{}.self_attn.kv_a_layernorm": "blk.{}.attn_kv_a_norm",
     "model.layers.{}.self_attn.heads.{}.k_b": "blk.{}.attn_k_b",
     "model.layers.{}.self_attn.heads.{}.v_b": "blk.{}.attn_v_b",
-    **names_in_layers("mlp.shared_experts", SHARED_EXPERT),
-    "model.layers.{}.mlp.gate.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
 }
 
 DEEPSEEK: Final = Architecture(
@@ -329,10 +294,17 @@ DEEPSEEK: Final = Architecture(
         "DeepseekV2ForCausalLM": DeepseekConfigReader(
             "deepseek_v2", no_windows, qkv_bias=False, has_sigmoid=False, defaults={"topk_method": "greedy"}
         ),
-        "DeepseekV3ForCausalLM": DeepseekConfigReader("deepseek_v3", no_windows, qkv_bias=False, num_dense_layers=3),
-        "Glm4MoeLiteForCausalLM": DeepseekConfigReader("glm4_moe_lite", no_windows, qkv_bias=False, num_dense_layers=1),
+        "DeepseekV3ForCausalLM": DeepseekConfigReader(
+            "deepseek_v3", no_windows, qkv_bias=False, defaults={"first_k_dense_replace": 3}
+        ),
+        "Glm4MoeLiteForCausalLM": DeepseekConfigReader(
+            "glm4_moe_lite", no_windows, qkv_bias=False, defaults={"first_k_dense_replace": 1}
+        ),
     },
     gguf_readers={"deepseek2": DeepseekConfigReader("deepseek2", no_windows)},
     gguf_names=DEEPSEEK_GGUF_NAMES,
-    stacked_names={f"{_LAYER}.{name}": f"{_LAYER}.{matrix}" for name, (matrix, _) in _STORED.items()},
+    stacked_names={
+        **stacked_experts(),
+        **{f"{_LAYER}.{name}": f"{_LAYER}.{matrix}" for name, (matrix, _) in _STORED.items()},
+    },
 )

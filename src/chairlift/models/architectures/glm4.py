@@ -9,16 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from chairlift.models.architectures.deepseek import (
-    DEEPSEEK_GGUF_NAMES,
-    DeepseekConfigReader,
-    declare_layer,
-    read_shared_size,
-)
+from chairlift.models.architectures.deepseek import DEEPSEEK_GGUF_NAMES, DeepseekConfigReader
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.reading.architecture import Architecture, StoredName
+from chairlift.models.reading.architecture import Architecture, StoredName, stacked_experts
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import read_head_dim
@@ -62,9 +57,7 @@ class Glm4MoeConfigReader(DeepseekConfigReader):
             has_norms = fields.flag("use_qk_norm", False)
             unread = fields.integer("num_nextn_predict_layers", 1, low=0)
         sizes = replace(sizes, qk_norm="heads" if has_norms else None)
-        shared_size = read_shared_size(fields, sizes)
-        layers = tuple(declare_layer(sizes, index, shared_size) for index in range(sizes.num_layers))
-        return replace(sizes.declare(), layers=layers, num_unread_layers=unread)
+        return replace(sizes.declare(), num_unread_layers=unread)
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
         return _read_rope(fields)
@@ -79,7 +72,7 @@ _READER: Final = Glm4ConfigReader(
     defaults={"head_dim": 128, "attention_bias": True},
 )
 _MOE_READER: Final = Glm4MoeConfigReader(
-    "glm4_moe", no_windows, output_bias_key=None, has_latent=False, num_dense_layers=1
+    "glm4_moe", no_windows, output_bias_key=None, has_latent=False, defaults={"first_k_dense_replace": 1}
 )
 
 _PAIRS: Final = {
@@ -107,4 +100,5 @@ GLM4_MOE: Final = Architecture(
         **DEEPSEEK_GGUF_NAMES,
         "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
     },
+    stacked_names=stacked_experts(),
 )

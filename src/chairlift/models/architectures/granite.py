@@ -9,17 +9,15 @@ Granite-MoE has experts in every layer. Its safetensors files hold the experts o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows, read_gguf_experts
-from chairlift.models.declaration.feed_forward_spec import declare_network
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture, StoredName
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 from chairlift.models.reading.expert_fields import read_experts
-from chairlift.models.reading.gguf_header import GGUF_NAMES, SHARED_EXPERT, GGUFHeader, names_in_layers
+from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import check_recurrent_layers
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
 from chairlift.models.reading.mamba_sizes import mamba_gguf_names, read_gguf_mamba_sizes, read_mamba_sizes
@@ -45,11 +43,18 @@ class GraniteConfigReader(LlamaConfigReader):
         )
 
 
-_READER4: Final = GraniteConfigReader("granitemoehybrid", no_windows, inner_key="shared_intermediate_size")
+_READER4: Final = GraniteConfigReader(
+    "granitemoehybrid", no_windows, inner_key="shared_intermediate_size", fused_projections=("gate_up_proj",)
+)
 
 
 def _read_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
     return read_experts(fields, "chosen", sizes.intermediate_size, NAMES)
+
+
+def _read_shared_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
+    size = fields.integer("shared_intermediate_size", 0, low=0)
+    return replace(_read_experts(fields, sizes), shared_size=size)
 
 
 def read_granite4(fields: ConfigFields) -> ModelConfig:
@@ -59,13 +64,13 @@ def read_granite4(fields: ConfigFields) -> ModelConfig:
     if fields.choice("position_embedding_type", ("nope", "rope"), "nope") == "nope":
         sizes = sizes.without_rope()
     mamba = replace(read_mamba_sizes(fields, sizes.hidden_size), norm_eps=sizes.norm_eps)
-    inner, experts = fields.integer("intermediate_size"), None
+    inner = fields.integer("intermediate_size")
     if fields.get("num_local_experts", REQUIRED) == 0:
         fields.ignore("num_experts_per_tok")
     else:
         experts = read_experts(fields, "chosen", inner, NAMES)
-    config = _declare(sizes, experts, ("input_linear",), "output_linear")
-    return mamba.replace_attention(config, _read_layers(fields, sizes.num_layers))
+        sizes = replace(sizes, experts=replace(experts, shared_size=sizes.intermediate_size))
+    return mamba.replace_attention(sizes.declare(), _read_layers(fields, sizes.num_layers))
 
 
 def _read_layers(fields: ConfigFields, layers: int) -> list[bool]:
@@ -73,24 +78,6 @@ def _read_layers(fields: ConfigFields, layers: int) -> list[bool]:
     key = "layer_types" if fields.get("layer_types") is not None else "layers_block_type"
     types = fields.get(key, ["mamba"] * layers)
     return check_recurrent_layers(fields, key, types, layers, LAYER_TYPES)
-
-
-def _declare(sizes: LlamaSizes, experts: ExpertSizes | None, up: Sequence[str], down: str) -> ModelConfig:
-    """Return the declaration of a model with the feed-forward networks of Granite 4, and experts beside them.
-
-    Args:
-        up, down: the names of the matrices of gate and up, one each or one for both, and the name of the down matrix.
-    """
-    config, mixtures, layers = sizes.declare(), replace(sizes, experts=experts), []
-    for index, layer in enumerate(config.layers):
-        prefix, size = f"model.layers.{index}", 2 * sizes.intermediate_size // len(up)
-        parts = tuple((f"{prefix}.shared_mlp.{name}", size) for name in up)
-        network = declare_network(parts, f"{prefix}.shared_mlp.{down}", sizes.hidden_size, sizes.activation, gated=True)
-        declared = replace(layer, feed_forward=network)
-        if experts is not None:
-            declared = declared.beside_experts(mixtures.declare_feed_forward(prefix, index))
-        layers.append(declared)
-    return replace(config, layers=tuple(layers))
 
 
 # -- GGUF ------------------------------------------------------------------------------------------------------------
@@ -105,36 +92,27 @@ def read_granite_gguf(header: GGUFHeader) -> ModelConfig:
         header.name, no_windows, experts=read_gguf_experts if has_experts else None, has_recurrence=is_hybrid
     )
     sizes = reader.read_sizes(header)
-    inner, key = sizes.intermediate_size, "expert_shared_feed_forward_length"
+    experts, inner, key = sizes.experts, sizes.intermediate_size, "shared_expert_intermediate_size"
     if not header.flag("rope.scaling.finetuned", True):
         sizes = sizes.without_rope()
-    if sizes.experts is None or not is_hybrid:
+    if experts is None:
         header.allow_only(key, inner, f"it must be feed_forward_length ({inner})")
+    else:
+        sizes = replace(sizes, experts=replace(experts, shared_size=header.integer(key, 0, low=0)))
     if is_hybrid:
-        return _declare_hybrid(header, sizes, header.integer(key, inner))
+        mamba = read_gguf_mamba_sizes(header, sizes.norm_eps)
+        return mamba.replace_attention(sizes.declare(), header.layers_without_kv(sizes.num_layers))
     names = ("conv_kernel", "group_count", "inner_size", "state_size", "time_step_rank")
     header.ignore(*(f"ssm.{name}" for name in names))  # No effect without Mamba-2.
     return sizes.declare()
-
-
-def _declare_hybrid(header: GGUFHeader, sizes: LlamaSizes, shared: int) -> ModelConfig:
-    """Declare a model of which a layer without KV heads has Mamba-2.
-
-    Args:
-        shared: the inner size of the network beside experts.
-    """
-    recurrent = header.layers_without_kv(sizes.num_layers)
-    config, mamba = sizes.declare(), read_gguf_mamba_sizes(header, sizes.norm_eps)
-    if sizes.experts is not None:
-        dense = replace(sizes, experts=None, intermediate_size=shared)
-        config = _declare(dense, sizes.experts, ("gate_proj", "up_proj"), "down_proj")
-    return mamba.replace_attention(config, recurrent)
 
 
 NAMES: Final = ExpertNames(
     router="block_sparse_moe.router.layer",
     up=("block_sparse_moe.experts.{}.input_linear",),
     down="block_sparse_moe.experts.{}.output_linear",
+    shared_up=("shared_mlp.input_linear",),
+    shared_down="shared_mlp.output_linear",
 )
 INPUT: Final = StoredName("model.layers.{}.shared_mlp.input_linear", row_step=2, block="part")
 OUTPUT: Final = StoredName("model.layers.{}.shared_mlp.output_linear")
@@ -145,20 +123,24 @@ GRANITE: Final = Architecture(
     hf_readers={
         "GraniteForCausalLM": GraniteConfigReader("granite", no_windows, reads_mlp_bias=True),
         "GraniteMoeForCausalLM": GraniteConfigReader("granitemoe", no_windows, experts=_read_experts),
+        "GraniteMoeSharedForCausalLM": GraniteConfigReader(
+            "granitemoeshared", no_windows, experts=_read_shared_experts
+        ),
         "GraniteMoeHybridForCausalLM": read_granite4,
     },
     gguf_readers=dict.fromkeys(GGUF_ARCHITECTURES, read_granite_gguf),
-    gguf_names={**GGUF_NAMES, **mamba_gguf_names("mamba"), **names_in_layers("shared_mlp", SHARED_EXPERT)},
+    gguf_names={**GGUF_NAMES, **mamba_gguf_names("mamba")},
     gguf_interleaved=frozenset(GGUF_ARCHITECTURES),
     stacked_names={
         **{
             f"model.layers.{{}}.block_sparse_moe.experts.{{}}.{name}": f"model.layers.{{}}.block_sparse_moe.{name}"
             for name in ("input_linear", "output_linear")
         },
+        "model.layers.{}.mlp.gate_up_proj": INPUT.name,
         # GGUF files divide the network of Granite 4, and adapters have the modules of transformers.
         **{
             f"model.layers.{{}}.{network}.{name}_proj": place
-            for network in ("mlp", "shared_mlp")
+            for network in ("mlp", "mlp.shared_experts")
             for name, place in {"gate": INPUT, "up": INPUT._replace(first_row=1), "down": OUTPUT}.items()
         },
     },

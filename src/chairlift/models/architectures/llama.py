@@ -30,6 +30,9 @@ class LlamaConfigReader:
         name: see ModelConfig.
         windows: (fields, number of layers) -> the sliding window of each layer.
         inner_key, eps_key: the fields with the inner size of the feed-forward network and the epsilon of norms.
+        field_names: the names in a `config.json` of fields that readers read by another name.
+        required: the only values that fields may have, because transformers computes with them whatever a file says.
+        ignored: the fields without an effect.
         defaults, gguf_defaults: the values of fields that a `config.json` or a GGUF file does not contain.
         default_theta: the base of the rotary embedding where the file does not contain it.
         qkv_bias: whether q, k and v have biases, or None to read `attention_bias`.
@@ -59,6 +62,9 @@ class LlamaConfigReader:
     default_theta: float = 10_000.0
     inner_key: str = "intermediate_size"
     eps_key: str = "rms_norm_eps"
+    field_names: Mapping[str, str] = field(default_factory=dict)
+    required: Mapping[str, Any] = field(default_factory=dict)
+    ignored: Collection[str] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     gguf_defaults: Mapping[str, Any] = field(default_factory=dict)
     has_recurrence: bool = False
@@ -69,7 +75,7 @@ class LlamaConfigReader:
 
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
         """Read the sizes, for readers that change some of them."""
-        fields.set_defaults(self.gguf_defaults if isinstance(fields, GGUFHeader) else self.defaults)
+        self._prepare(fields)
         layers = fields.integer("num_hidden_layers", high=MAX_LAYERS)
         heads = fields.uniform("num_attention_heads", ignores_zeros=self.has_recurrence)
         kv_heads = self._number_of_layers(fields, "num_key_value_heads", heads)
@@ -104,6 +110,17 @@ class LlamaConfigReader:
         if self.rotates_windows_only:
             sizes = sizes.with_layer_ropes(sizes.rope, None)
         return sizes if self.experts is None else replace(sizes, experts=self.experts(fields, sizes))
+
+    def _prepare(self, fields: ConfigFields) -> None:
+        """Set names and defaults of fields, and check those that have one value only."""
+        if isinstance(fields, GGUFHeader):
+            fields.set_defaults(self.gguf_defaults)
+            return
+        fields.set_names(self.field_names)
+        fields.set_defaults(self.defaults)
+        for key, value in self.required.items():
+            fields.allow_only(key, value, f"{self.name} models are computed with {value}")
+        fields.ignore(*self.ignored)
 
     def _number_of_layers(self, fields: ConfigFields, key: str, default: Any = REQUIRED) -> int:
         """Read a number that GGUF files may repeat for each layer."""
@@ -147,7 +164,8 @@ def uniform_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     return (fields.window(),) * layers
 
 
-def _qwen_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
+def qwen_windows(fields: ConfigFields, layers: int, *, is_paired: bool = False) -> Sequence[int | None]:
+    """Read the windows of Qwen2: in the layers from `max_window_layers`, or, if paired, in every second one below."""
     uses_windows = fields.flag("use_sliding_window", False)
     window = fields.integer("sliding_window") if uses_windows else fields.get("sliding_window")
     fields.ignore("max_window_layers")  # It has no effect without windows.
@@ -157,7 +175,8 @@ def _qwen_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     if not uses_windows:
         return ()
     first = fields.integer("max_window_layers", low=0)
-    return tuple(window if layer >= first else None for layer in range(layers))
+    local = range(0, first, 2) if is_paired else range(first, layers)
+    return tuple(window if layer in local else None for layer in range(layers))
 
 
 def read_gguf_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes | None:
@@ -181,8 +200,8 @@ LLAMA: Final = Architecture(
     hf_readers={
         "LlamaForCausalLM": LlamaConfigReader("llama", no_windows, reads_mlp_bias=True),
         "MistralForCausalLM": LlamaConfigReader("mistral", uniform_windows, qkv_bias=False),
-        "Qwen2ForCausalLM": LlamaConfigReader("qwen2", _qwen_windows, qkv_bias=True),
-        "Qwen3ForCausalLM": LlamaConfigReader("qwen3", _qwen_windows, qk_norm="heads"),
+        "Qwen2ForCausalLM": LlamaConfigReader("qwen2", qwen_windows, qkv_bias=True),
+        "Qwen3ForCausalLM": LlamaConfigReader("qwen3", qwen_windows, qk_norm="heads"),
         "ArceeForCausalLM": _ARCEE,
     },
     gguf_readers={

@@ -18,14 +18,14 @@ from typing import Any, Final
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.layer_spec import LayerSpec
-from chairlift.models.declaration.matrix_spec import ATTENTION, PROJECTIONS, ROUTER, MatrixSpec, NormSpec
+from chairlift.models.declaration.matrix_spec import ATTENTION, PROJECTIONS, MatrixSpec, NormSpec
 from chairlift.models.declaration.model_config import ModelConfig, PredictorSpec
 from chairlift.models.declaration.recurrence_spec import RecurrenceSpec
-from chairlift.models.reading.architecture import Architecture, StoredName
+from chairlift.models.reading.architecture import Architecture, StoredName, stacked_experts
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
 from chairlift.models.reading.delta_sizes import DeltaSizes, read_delta_sizes
-from chairlift.models.reading.expert_fields import read_dense_layers, read_experts
-from chairlift.models.reading.gguf_header import GGUF_NAMES, SHARED_EXPERT, GGUFHeader, names_in_layers
+from chairlift.models.reading.expert_fields import QWEN_GGUF_NAMES, QWEN_NAMES, read_dense_layers, read_experts
+from chairlift.models.reading.gguf_header import GGUFHeader, names_in_layers
 from chairlift.models.reading.layer_fields import check_recurrent_layers, read_text_model
 from chairlift.models.reading.llama_sizes import LlamaSizes
 from chairlift.models.reading.rope_fields import read_partial_rope
@@ -88,7 +88,6 @@ class Qwen35Sizes:
     Attributes:
         recurrent: whether each layer has the gated delta rule in place of attention.
         inputs: see `_declare_delta`.
-        shared_size: the inner size of the shared expert; None in a model without experts.
         predictor: the names of the parameters of its predictor; None if it has none.
     """
 
@@ -96,7 +95,6 @@ class Qwen35Sizes:
     delta: DeltaSizes
     recurrent: Sequence[bool]
     inputs: tuple[str, ...] = SEPARATE
-    shared_size: int | None = None
     predictor: PredictorNames | None = None
 
     def declare(self) -> ModelConfig:
@@ -122,12 +120,6 @@ class Qwen35Sizes:
     def _with_attention(self, index: int, prefix: str) -> LayerSpec:
         """Declare a layer with attention, whose parameters begin with `prefix`."""
         layer = self.sizes.declare_layer(index, prefix)
-        if self.shared_size is not None and layer.mixture is not None:
-            # The shared expert is the dense network of the layer, with the mixture beside it.
-            shared = f"{prefix}.mlp.shared_expert"
-            gate = MatrixSpec(ROUTER, "shared_gate", ((f"{shared}_gate", 1),), self.sizes.hidden_size)
-            network = self.sizes.declare_shared(shared, self.shared_size)
-            layer = replace(layer, feed_forward=network).beside_experts(layer.mixture, gate)
         spec = layer.attention
         assert spec is not None, "every layer of LlamaSizes has attention"
         part = f"{prefix}.self_attn.q_gate", spec.query_size
@@ -141,21 +133,22 @@ class Qwen35ConfigReader(LlamaConfigReader):
     def __call__(self, fields: ConfigFields) -> ModelConfig:
         fields.ignore("mlp_only_layers", "output_gate_type")  # No effect, unless a model has experts.
         fields.allow_only("attn_output_gate", True, "attention of Qwen3.5 has a gate")
-        sizes, shared = replace(self.read_sizes(fields), qk_norm="heads"), None
+        sizes = replace(self.read_sizes(fields), qk_norm="heads")
         if self.name != "qwen3_5":
             fields.ignore("intermediate_size")  # Has no effect, unless layers without experts have this size.
             is_next = self.name == "qwen3_next"
             adds_up = not is_next or fields.flag("norm_topk_prob", True)
-            experts = read_experts(fields, "chosen" if adds_up else "all")
+            experts = read_experts(fields, "chosen" if adds_up else "all", names=QWEN_NAMES)
+            experts = replace(experts, shared_size=fields.integer("shared_expert_intermediate_size"))
             if is_next:
                 experts = replace(experts, dense_layers=read_dense_layers(fields, sizes.num_layers))
-            sizes, shared = replace(sizes, experts=experts), fields.integer("shared_expert_intermediate_size")
+            sizes = replace(sizes, experts=experts)
         if isinstance(fields, GGUFHeader):
-            return _read_gguf(fields, sizes, shared)
+            return _read_gguf(fields, sizes)
         sizes = replace(sizes, norm_weight_offset=1.0)
         layers, predictor = _read_layers(fields, sizes.num_layers), _read_predictor(fields)
         inputs = GROUPED if self.name == "qwen3_next" else SEPARATE
-        return Qwen35Sizes(sizes, read_delta_sizes(fields), layers, inputs, shared, predictor).declare()
+        return Qwen35Sizes(sizes, read_delta_sizes(fields), layers, inputs, predictor).declare()
 
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
         sizes = super().read_sizes(fields)
@@ -187,7 +180,7 @@ def _read_layers(fields: ConfigFields, layers: int, further: int = 0) -> list[bo
     return recurrent
 
 
-def _read_gguf(header: GGUFHeader, sizes: LlamaSizes, shared: int | None) -> ModelConfig:
+def _read_gguf(header: GGUFHeader, sizes: LlamaSizes) -> ModelConfig:
     """Read the properties of a GGUF file that a `config.json` does not have."""
     header.ignore("rope.dimension_sections", "expert_weights_scale")
     further = header.integer("nextn_predict_layers", 0, low=0, high=sizes.num_layers - 1)
@@ -202,7 +195,7 @@ def _read_gguf(header: GGUFHeader, sizes: LlamaSizes, shared: int | None) -> Mod
     if further == 1 and f"blk.{sizes.num_layers}.nextn.embed_tokens.weight" not in header.tensor_names:
         names = ("eh_proj", "enorm", "hnorm", "shared_head.norm")
         predictor = PredictorNames(prefix, *(f"{prefix}.{name}" for name in names))
-    return Qwen35Sizes(sizes, delta, recurrent, inputs, shared, predictor).declare()
+    return Qwen35Sizes(sizes, delta, recurrent, inputs, predictor).declare()
 
 
 def _query_and_gate(layer: str, tensor: str) -> dict[str, StoredName]:
@@ -212,19 +205,12 @@ def _query_and_gate(layer: str, tensor: str) -> dict[str, StoredName]:
 
 
 def _stacked(layer: str) -> dict[str, StoredName]:
-    """The places of projections in safetensors files: one tensor may hold the projections of all experts."""
-    prefix = f"{layer}.mlp.experts"
-    up = StoredName(f"{prefix}.gate_up_proj", row_step=2, block="part")
-    return {
-        **_query_and_gate(layer, f"{layer}.self_attn.q_proj"),
-        f"{prefix}.{{}}.gate_proj.weight": up,
-        f"{prefix}.{{}}.up_proj.weight": up._replace(first_row=1),
-        f"{prefix}.{{}}.down_proj.weight": StoredName(f"{prefix}.down_proj"),
-    }
+    """The places of projections in safetensors files."""
+    return {**_query_and_gate(layer, f"{layer}.self_attn.q_proj"), **stacked_experts(layer=layer)}
 
 
 QWEN35_GGUF_NAMES: Final[Mapping[str, str | StoredName]] = {
-    **GGUF_NAMES,
+    **QWEN_GGUF_NAMES,
     **_query_and_gate("model.layers.{}", "blk.{}.attn_q"),
     "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
     **names_in_layers(
@@ -242,8 +228,6 @@ QWEN35_GGUF_NAMES: Final[Mapping[str, str | StoredName]] = {
             "out_proj": "ssm_out",
         },
     ),
-    **names_in_layers("mlp.shared_expert", SHARED_EXPERT),
-    "model.layers.{}.mlp.shared_expert_gate": "blk.{}.ffn_gate_inp_shexp",
     **{f"model.layers.{{}}.{name}": f"blk.{{}}.nextn.{name}" for name in ("eh_proj", "enorm", "hnorm")},
     "model.layers.{}.shared_head.norm": "blk.{}.nextn.shared_head_norm",
 }

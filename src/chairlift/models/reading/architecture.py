@@ -11,6 +11,7 @@ from chairlift.models.declaration.matrix_spec import StoredRows
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.gguf_header import GGUFHeader
+from chairlift.models.reading.llama_sizes import ExpertNames
 
 Rows = TypeVar("Rows", bound=Any)
 
@@ -77,6 +78,20 @@ PAIRED_QUERIES_AND_KEYS: Final = {
     for name in ("model.layers.{}.self_attn.q_proj", "model.layers.{}.self_attn.k_proj")
 }
 """The `stacked_names` of an architecture whose files have the two dimensions of a rotated pair in adjacent rows."""
+
+
+def stacked_experts(names: ExpertNames | None = None, layer: str = "model.layers.{}") -> dict[str, StoredName]:
+    """Return the `stacked_names` of the experts of a layer in files that have one tensor for each projection of all
+    experts, as transformers has since version 5, and gate and up in one."""
+    names, prefix = names or ExpertNames(), f"{layer}.mlp.experts"
+    gate, up = names.up
+    place = StoredName(f"{prefix}.gate_up_proj", row_step=2, block="part")
+    return {
+        f"{layer}.{gate}.weight": place,
+        f"{layer}.{up}.weight": place._replace(first_row=1),
+        f"{layer}.{names.down}.weight": StoredName(f"{prefix}.down_proj"),
+    }
+
 
 HFReader = Callable[[ConfigFields], ModelConfig]
 """Reads every property of a `config.json` that the declaration covers. A property that it does not read is an error."""

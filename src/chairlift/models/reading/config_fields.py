@@ -27,6 +27,7 @@ class ConfigFields:
         self._read_keys: set[str] = set()
         self._nested: dict[str, ConfigFields] = {}
         self._defaults: dict[str, Any] = {}
+        self._names: Mapping[str, str] = {}
 
     def error(self, key: str, problem: str) -> ModelLoadError:
         """Return an error that names the file and the key, for the caller to raise."""
@@ -34,7 +35,11 @@ class ConfigFields:
 
     def name_of(self, key: str) -> str:
         """Return the name that the field has in the file."""
-        return key
+        return self._names.get(key, key)
+
+    def set_names(self, names: Mapping[str, str]) -> None:
+        """Set the names in the file of fields that readers read by another name."""
+        self._names = names
 
     def set_defaults(self, values: Mapping[str, Any]) -> None:
         """Set the values of fields that the file does not contain, which precede the default of a read."""
@@ -67,16 +72,18 @@ class ConfigFields:
         has_none = default is not REQUIRED and self.is_null(key)
         return None if has_none or self.get(key, default) is None else self.integer(key, default)
 
-    def uniform(self, key: str, default: Any = REQUIRED, *, ignores_zeros: bool = False) -> int:
+    def uniform(
+        self, key: str, default: Any = REQUIRED, *, ignores_zeros: bool = False, high: int = MAX_DIMENSION
+    ) -> int:
         """Read an integer that some files repeat for each layer, and reject different values."""
         value = self.get(key, default)
         if not isinstance(value, list):
-            return self.integer(key, default)
+            return self.integer(key, default, high=high)
         if ignores_zeros:
             value = [item for item in value if item != 0]
         if not value or any(item != value[0] for item in value):
             raise self.error(key, f"differs between layers ({value!r}), which is not supported")
-        return self.as_integer(key, value[0])
+        return self.as_integer(key, value[0], high=high)
 
     def integer(self, key: str, default: Any = REQUIRED, *, low: int = 1, high: int = MAX_DIMENSION) -> int:
         return self.as_integer(key, self.get(key, default), low=low, high=high)
@@ -128,9 +135,10 @@ class ConfigFields:
         return tuple(ids)
 
     def allow_only(self, key: str, supported: Any, reason: str) -> None:
-        """Raise unless the field is absent or has the value `supported`."""
+        """Raise unless the field is absent or has the value `supported`, or a list that repeats it for each layer."""
         value = self.get(key, supported)
-        if value != supported:
+        values = value if isinstance(value, list) and value else [value]
+        if value != supported and any(item != supported for item in values):
             raise self.error(key, f"is {value!r}, which is not supported: {reason}")
 
     def unread(self) -> dict[str, Any]:

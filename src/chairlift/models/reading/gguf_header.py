@@ -7,6 +7,9 @@ from typing import Any, Final
 
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 
+SHARED_EXPERT: Final = {f"{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")}
+"""Name of a matrix of a shared expert -> GGUF's."""
+
 GGUF_NAMES: Final = {
     "model.embed_tokens": "token_embd",
     "model.layers.{}.input_layernorm": "blk.{}.attn_norm",
@@ -24,13 +27,12 @@ GGUF_NAMES: Final = {
     "model.layers.{}.mlp.experts.{}.gate_proj": "blk.{}.ffn_gate_exps",
     "model.layers.{}.mlp.experts.{}.up_proj": "blk.{}.ffn_up_exps",
     "model.layers.{}.mlp.experts.{}.down_proj": "blk.{}.ffn_down_exps",
+    "model.layers.{}.mlp.gate.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
+    **{f"model.layers.{{}}.mlp.shared_experts.{name}": f"blk.{{}}.{other}" for name, other in SHARED_EXPERT.items()},
     "model.norm": "output_norm",
     "lm_head": "output",
 }
 """See Architecture.gguf_names."""
-
-SHARED_EXPERT: Final = {f"{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")}
-"""Name of a matrix of a shared expert -> GGUF's."""
 
 CONFIG_KEYS: Final = {
     "num_hidden_layers": "block_count",

@@ -50,12 +50,17 @@ class ExpertNames:
         up: the gate and the up projection of an expert, or one name for both. "{}" is the number of the expert.
         down: the down projection of an expert.
         selection_bias: see RouterSpec.
+        shared_up, shared_down: the projections of the shared experts, as `up` and `down`.
+        shared_gate: see ParallelExpertsSpec.gate.
     """
 
     router: str = "mlp.gate"
     up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
     down: str = "mlp.experts.{}.down_proj"
     selection_bias: str | None = None
+    shared_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
+    shared_down: str = "mlp.shared_experts.down_proj"
+    shared_gate: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,7 @@ class ExpertSizes:
         intermediate_size: the inner size of one expert.
         dense_layers: the numbers of the layers without experts, whose inner size is `LlamaSizes.intermediate_size`.
         has_bias: whether the router and the projections of experts have biases.
+        shared_size: the inner size of the shared experts together, a dense network beside the others; 0 without any.
     """
 
     num_experts: int
@@ -74,6 +80,7 @@ class ExpertSizes:
     dense_layers: frozenset[int] = frozenset()
     names: ExpertNames = ExpertNames()
     has_bias: bool = False
+    shared_size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,13 +172,27 @@ class LlamaSizes:
     def declare_layer(self, index: int, prefix: str | None = None) -> LayerSpec:
         """Return the declaration of a layer, whose parameters begin with `prefix`, or with its index if it is None."""
         prefix, names = prefix or f"model.layers.{index}", self.norms
-        return LayerSpec(
+        layer = LayerSpec(
             attention=self.declare_attention(f"{prefix}.self_attn", index),
             attention_norms=self._branch_norms(prefix, names.before_attention, names.after_attention),
             feed_forward=self.declare_feed_forward(prefix, index),
             feed_forward_norms=self._branch_norms(prefix, names.before_mlp, names.after_mlp),
             is_parallel=self.is_parallel,
         )
+        return self._with_shared_experts(layer, prefix)
+
+    def _with_shared_experts(self, layer: LayerSpec, prefix: str) -> LayerSpec:
+        """Return the layer with its shared experts, if it has any, as its dense network, and its mixture beside it."""
+        experts, mixture, hidden = self.experts, layer.mixture, self.hidden_size
+        if experts is None or mixture is None or not experts.shared_size:
+            return layer
+        names = experts.names
+        up = tuple((f"{prefix}.{name}", 2 * experts.shared_size // len(names.shared_up)) for name in names.shared_up)
+        down, bias = f"{prefix}.{names.shared_down}", self.mlp_bias
+        shared = declare_network(up, down, hidden, self.activation, gated=True, has_bias=bias, prefix="shared_")
+        gate = names.shared_gate
+        matrix = None if gate is None else MatrixSpec(ROUTER, "shared_gate", ((f"{prefix}.{gate}", 1),), hidden)
+        return replace(layer, feed_forward=shared).beside_experts(mixture, matrix)
 
     def _branch_norms(self, prefix: str, before: str | None, after: str | None) -> BranchNorms:
         first, last = (None if name is None else self._norm(f"{prefix}.{name}") for name in (before, after))
@@ -216,13 +237,6 @@ class LlamaSizes:
         parts = self._parts(prefix, [(name, inner) for name in names], "gate_up_proj")
         return declare_network(
             parts, f"{prefix}.down_proj", self.hidden_size, self.activation, gated=self.gated, has_bias=self.mlp_bias
-        )
-
-    def declare_shared(self, prefix: str, inner: int) -> FeedForwardSpec:
-        """Return the declaration of the network of shared experts, whose parameters begin with `prefix`."""
-        up = ((f"{prefix}.gate_proj", inner), (f"{prefix}.up_proj", inner))
-        return declare_network(
-            up, f"{prefix}.down_proj", self.hidden_size, self.activation, gated=True, prefix="shared_"
         )
 
     def _mixture(self, layer: str, experts: ExpertSizes) -> FeedForwardSpec:
