@@ -211,7 +211,7 @@ def test_sparse_attention_is_refused_with_the_reason(name: str) -> None:
         ("attention.kv_lora_rank", None, ""),
         ("expert_gating_func", 3, r" is 3; supported: 1 \(softmax\) and 2 \(sigmoid\)"),
         ("expert_group_used_count", 5, ""),
-        ("attention.temperature_scale", 0.1, ""),
+        ("attention.temperature_scale", -0.1, " must be a number above 0"),
     ],
 )
 def test_wrong_gguf_fields_are_refused_by_name(field: str, value: Any, problem: str) -> None:

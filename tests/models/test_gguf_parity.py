@@ -22,6 +22,7 @@ from support.ggml_blocks import random_blocks
 from support.gguf_files import NAMES, add_value, finish
 from support.native import needs_native
 from support.packed_steps import Tables
+from support.tiny_models import MINISTRAL3_ROPE
 
 BRANCH_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
@@ -44,6 +45,8 @@ PARALLEL_EXPERTS = {
 }
 WHOLE_NAMES = {
     "layer_scalar": "layer_output_scale.weight",
+    "mlp.experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "mlp.experts.down_proj": "ffn_down_exps.weight",
     "experts.gate_up_proj": "ffn_gate_up_exps.weight",
     "experts.down_proj": "ffn_down_exps.weight",
     "router.scale": "ffn_gate_inp.scale",
@@ -127,7 +130,7 @@ LATENT = {
     "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     **{f"self_attn.{name}_proj": f"attn_{name}" for name in ("k_b", "v_b", "kv_b")},
 }
-LATENT_FIELDS: dict[str, Any] = {
+DENSE_LATENT_FIELDS: dict[str, Any] = {
     "block_count": 3,
     "attention.head_count_kv": 1,
     "attention.kv_lora_rank": 32,
@@ -136,6 +139,9 @@ LATENT_FIELDS: dict[str, Any] = {
     "attention.key_length_mla": 24,
     "attention.value_length_mla": 20,
     "rope.dimension_count": 8,
+}
+LATENT_FIELDS: dict[str, Any] = {
+    **DENSE_LATENT_FIELDS,
     "leading_dense_block_count": 1,
     "expert_count": 8,
     "expert_used_count": 3,
@@ -387,6 +393,33 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "expert_shared_count": 1,
         "expert_weights_norm": True,
     },
+    "mistral4": {
+        **LATENT_FIELDS,
+        "attention.q_lora_rank": 24,
+        "expert_weights_norm": True,
+        "expert_group_count": 1,
+        "expert_group_used_count": 1,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 16,
+        "rope.scaling.yarn_log_multiplier": 0.15,
+    },
+    "youtu": {
+        **DENSE_LATENT_FIELDS,
+        "attention.q_lora_rank": 24,
+        "leading_dense_block_count": 3,
+        "expert_feed_forward_length": 96,
+        "expert_shared_count": 0,
+    },
+    "minicpm3": {
+        "block_count": 3,
+        "attention.head_count_kv": 4,
+        "attention.q_lora_rank": 24,
+        "attention.kv_lora_rank": 32,
+        "attention.key_length": 24,
+        "rope.dimension_count": 8,
+        "rope.freq_base": None,
+    },
     "lfm2": {"block_count": 4, "attention.head_count_kv": [0, 2] * 2, "shortconv.l_cache": 3},
     "lfm2_moe": {
         "block_count": 4,
@@ -518,6 +551,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen3_next": {"mlp_only_layers": []},
     "granite4_h": {"intermediate_size": 96},
     "falcon_h1": {"mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    "mistral4": {"rope_parameters": {**MINISTRAL3_ROPE, "mscale": 1.5, "llama_4_scaling_beta": 0.1}},
+    "minicpm3": {"v_head_dim": None, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
 }
 """The options of a checkpoint that GGUF files do not contain, because they follow from others or from the name."""
 
@@ -547,7 +582,7 @@ ARCHITECTURE_NAMES = {
     "qwen3_5": "qwen35",
     "qwen3_5_moe": "qwen35moe",
     "qwen3_next": "qwen3next",
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), "deepseek2"),
     "cohere": "command-r",
     "glm4_moe": "glm4moe",
     "hunyuan": "hunyuan-dense",
@@ -559,10 +594,11 @@ ARCHITECTURE_NAMES = {
 
 
 MAMBA_ARCHITECTURES = ("granite4_h", "granite4_h_moe", "falcon_h1", "nemotron_h", "nemotron_h_moe")
+LATENT_ARCHITECTURES = ("deepseek2", "glm4moe", "mistral4", "minicpm3")
 NORMED_BRANCHES = ("gemma", "olmo2", "olmo3", "exaone4", "gpt", "seed_oss", "glm4_moe")
 LARGER_EPS = (
     "ernie4_5", "olmo2", "olmo3", "exaone4", "olmoe", "phi3", "ministral3", "mixtral", "gpt_oss", "lfm2", "lfm2_moe",
-    "falcon_h1", "nemotron_h", "nemotron_h_moe", "glm4_moe_lite", "glm4_moe", "arcee", "hunyuan",
+    "falcon_h1", "nemotron_h", "nemotron_h_moe", "glm4_moe_lite", "glm4_moe", "arcee", "hunyuan", "minicpm3",
 )  # fmt: skip
 
 
@@ -577,7 +613,7 @@ def convert_name(name: str, arch: str) -> str:
         **(LFM2 if arch.startswith("lfm2") else {}),
         **(QWEN35 if arch.startswith(("qwen3_5", "qwen3_next")) else {}),
         **(MAMBA if arch in MAMBA_ARCHITECTURES else {}),
-        **(LATENT if ARCHITECTURE_NAMES.get(arch) in ("deepseek2", "glm4moe") else {}),
+        **(LATENT if ARCHITECTURE_NAMES.get(arch, arch) in LATENT_ARCHITECTURES else {}),
         **(BRANCH_NORMS if arch != "gemma" and arch.startswith(NORMED_BRANCHES) and arch != "glm4_moe_lite" else {}),
     }
     if name.startswith("mtp.") and not name.startswith("mtp.layers."):
@@ -773,7 +809,7 @@ def write_gguf(
     tensors = {name.replace("backbone.", "model.", 1): tensor for name, tensor in tensors.items()}
     if arch == "qwen3_next":
         tensors = split_grouped(tensors)
-    if splits_latent and name == "deepseek2":
+    if splits_latent and name in ("deepseek2", "mistral4"):
         tensors = split_latent(tensors)
     has_experts = arch in ("granite4_h_moe", "granitemoeshared")
     tensors = (
@@ -798,7 +834,7 @@ def write_gguf(
         writer.add_tensor(name, np.array(factor, dtype=np.float32))
     if arch.startswith("gemma4"):
         writer.add_tensor("rope_freqs.weight", np.array([1.0] * 4 + [1e30] * 8, dtype=np.float32))
-    if arch == "phi3":
+    if arch in ("phi3", "minicpm3"):
         rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
         for kind in ("short", "long"):
             writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], dtype=np.float32))

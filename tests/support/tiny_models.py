@@ -58,7 +58,7 @@ OLMO3_ROPES: dict[str, Any] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     "full_attention": YARN_ROPE,
 }
-TINY_LATENT: dict[str, Any] = {
+TINY_DENSE_LATENT: dict[str, Any] = {
     **TINY_GATED,
     "num_hidden_layers": 3,
     "num_key_value_heads": 4,
@@ -67,6 +67,9 @@ TINY_LATENT: dict[str, Any] = {
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8,
     "v_head_dim": 20,
+}
+TINY_LATENT: dict[str, Any] = {
+    **TINY_DENSE_LATENT,
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 40,
@@ -491,6 +494,22 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "glm4_moe_lite": ("Glm4MoeLite", {**TINY_LATENT, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}),
+    "mistral4": (
+        "Mistral4",
+        {**TINY_LATENT, "first_k_dense_replace": 1, "rope_parameters": MINISTRAL3_ROPE},
+    ),
+    # transformers clears the embedding of the padding token when it loads this model.
+    "youtu": ("Youtu", {**TINY_DENSE_LATENT, "pad_token_id": None}),
+    "minicpm3": (
+        "MiniCPM3",
+        {
+            **TINY_DENSE_LATENT,
+            "scale_emb": 3.0,
+            "scale_depth": 0.7,
+            "dim_model_base": 24,
+            "rope_parameters": LONG_ROPE,
+        },
+    ),
     "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "dropout": 0.0}),
 }
 
@@ -545,6 +564,9 @@ deepseek_v3     x       .       .      .     .         .        .       .      x
 glm4            .       .       .      .     .         .        .       .      .        .
 glm4_moe        .       .       .      .     .         .        .       .      .        .
 glm4_moe_lite   x       x       x      .     .         .        .       .      .        .
+mistral4        x       .       .      .     .         .        .       .      x        .
+youtu           .       .       .      .     .         .        .       .      .        .
+minicpm3        x       .       .      .     .         .        .       .      .        .
 opt             x       .       .      .     x         .        .       x      .        x
 """
 """The properties that a case of an architecture protects.
@@ -581,4 +603,6 @@ def make_tiny_config(arch: str, **overrides: Any) -> tuple[Any, transformers.Pre
 
     family, extra = TINY_MODELS[arch]
     model_class = getattr(transformers, f"{family}ForCausalLM")
+    if family == "Mistral4":  # AutoModelForCausalLM of transformers 5.24 does not list it.
+        transformers.AutoModelForCausalLM.register(model_class.config_class, model_class, exist_ok=True)
     return model_class, model_class.config_class(**{**TINY_COMMON, **extra, **overrides})

@@ -1,7 +1,8 @@
-"""DeepSeek-V2 and V3, and GLM-4.7-Flash: `LlamaSizes` with multi-head latent attention and experts (DeepSeek-AI, 2024).
+"""DeepSeek-V2 and V3, GLM-4.7-Flash and Youtu: `LlamaSizes` with multi-head latent attention (DeepSeek-AI, 2024).
 
-Experts are chosen as in DeepSeek-V2 (softmax) or V3 (sigmoids with a bias), from some of their groups. Shared experts
-are a dense network beside them. Layers that predict further tokens (MTP) are not loaded.
+Youtu (Tencent, 2025) has no experts. The others choose them as DeepSeek-V2 (softmax) or V3 (sigmoids with a bias), from
+some of their groups. Shared experts are a dense network beside them. Layers that predict further tokens (MTP) are not
+loaded.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Final
 
 from chairlift.kernels.routing import ExpertRouting
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
+from chairlift.models.architectures.ministral3 import with_query_scale
 from chairlift.models.declaration.attention_spec import AttentionSpec, LatentSpec, RopeConfig
 from chairlift.models.declaration.layer_spec import LayerSpec
 from chairlift.models.declaration.matrix_spec import ATTENTION, MatrixSpec, NormSpec, StoredRows
@@ -133,22 +135,25 @@ class DeepseekConfigReader(LlamaConfigReader):
     """The reader of one model type.
 
     Attributes:
-        has_sigmoid: whether experts are chosen as in DeepSeek-V3.
+        has_experts, has_sigmoid: whether there are experts, and whether they are chosen as in DeepSeek-V3.
+        rotates_part: whether `head_dim` is the size of both parts of a head, of which a share is rotated (Mistral 4).
     """
 
     has_latent: bool = True
+    has_experts: bool = True
     has_sigmoid: bool = True
+    rotates_part: bool = False
 
     def __call__(self, fields: ConfigFields) -> ModelConfig:
         if isinstance(fields, GGUFHeader):
             return self._read_gguf(fields)
-        rotary = fields.integer("qk_rope_head_dim", high=4096)
-        fields.set_defaults({"head_dim": rotary})
+        rotary, plain = (fields.integer(f"qk_{part}_head_dim", high=2048) for part in ("rope", "nope"))
+        head_dim = plain + rotary if self.rotates_part else rotary
+        fields.set_defaults({"head_dim": head_dim})
         sizes = self.read_sizes(fields)
-        plain = fields.integer("qk_nope_head_dim")
         for key, only in (
             ("num_key_value_heads", sizes.num_heads),
-            ("head_dim", rotary),
+            ("head_dim", head_dim),
             ("qk_head_dim", plain + rotary),
         ):
             fields.allow_only(key, only, f"the other fields of latent attention require {only}")
@@ -187,6 +192,7 @@ class DeepseekConfigReader(LlamaConfigReader):
             plain_dim=plain,
             rotary_dim=rotary,
             value_dim=header.integer(f"attention.value_length{suffix}"),
+            is_interleaved=header.flag("rope_interleave", True),
             has_split_heads="blk.0.attn_k_b.weight" in header.tensor_names,
         ).declare()
 
@@ -198,12 +204,20 @@ class DeepseekConfigReader(LlamaConfigReader):
         return replace(sizes, experts=self._read_experts(fields, sizes))
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
-        return read_gguf_rope(fields, is_partial=True) if isinstance(fields, GGUFHeader) else super()._rope(fields)
+        if not isinstance(fields, GGUFHeader):
+            return super()._rope(fields)
+        length = fields.get("attention.temperature_length")  # Of queries; in files from Mistral's own format.
+        if length is not None:
+            fields.allow_only("original_max_position_embeddings", length, f"attention.temperature_length is {length}")
+        return with_query_scale(fields, read_gguf_rope(fields, is_partial=True))
 
     def _read_experts(self, fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes | None:
         inner: Any = REQUIRED
+        if not self.has_experts:
+            return None
         if isinstance(fields, GGUFHeader):
             if fields.get("n_routed_experts", 0) == 0:
+                fields.ignore("moe_intermediate_size", "n_shared_experts", "first_k_dense_replace")  # No effect.
                 return None
             inner, (has_sigmoid, adds_up, has_bias) = sizes.intermediate_size, _read_gguf_gating(fields)
         else:
@@ -288,6 +302,8 @@ DEEPSEEK_GGUF_NAMES: Final = {
     "model.layers.{}.self_attn.heads.{}.v_b": "blk.{}.attn_v_b",
 }
 
+DEEPSEEK_STACKED_NAMES: Final = {f"{_LAYER}.{name}": f"{_LAYER}.{matrix}" for name, (matrix, _) in _STORED.items()}
+
 DEEPSEEK: Final = Architecture(
     name="deepseek",
     hf_readers={
@@ -297,14 +313,14 @@ DEEPSEEK: Final = Architecture(
         "DeepseekV3ForCausalLM": DeepseekConfigReader(
             "deepseek_v3", no_windows, qkv_bias=False, defaults={"first_k_dense_replace": 3}
         ),
+        "YoutuForCausalLM": DeepseekConfigReader(
+            "youtu", no_windows, qkv_bias=False, has_experts=False, defaults={"tie_word_embeddings": True}
+        ),
         "Glm4MoeLiteForCausalLM": DeepseekConfigReader(
             "glm4_moe_lite", no_windows, qkv_bias=False, defaults={"first_k_dense_replace": 1}
         ),
     },
     gguf_readers={"deepseek2": DeepseekConfigReader("deepseek2", no_windows)},
     gguf_names=DEEPSEEK_GGUF_NAMES,
-    stacked_names={
-        **stacked_experts(),
-        **{f"{_LAYER}.{name}": f"{_LAYER}.{matrix}" for name, (matrix, _) in _STORED.items()},
-    },
+    stacked_names={**stacked_experts(), **DEEPSEEK_STACKED_NAMES},
 )

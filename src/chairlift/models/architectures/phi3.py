@@ -38,33 +38,38 @@ class Phi3ConfigReader(LlamaConfigReader):
         return super().read_sizes(fields)
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
-        head_dim = read_head_dim(fields, fields.uniform("num_attention_heads"))
-        if isinstance(fields, GGUFHeader):
-            return _read_gguf_rope(fields, head_dim)
-        nested = fields.mapping("rope_parameters") or fields.mapping("rope_scaling")
-        theta = fields.number("rope_theta", 10_000.0)
-        part = fields.number("partial_rotary_factor", 1.0, high=1.0)
-        original = fields.integer("original_max_position_embeddings", ORIGINAL_CONTEXT, low=2)
-        if nested is not None:
-            theta = nested.number("rope_theta", theta)
-            part = nested.number("partial_rotary_factor", part, high=1.0)
-            original = nested.integer("original_max_position_embeddings", original, low=2)
-        rope = RopeConfig(theta=theta, rotary_dim=rotated_dims(fields, head_dim, part))
-        if nested is None:
-            return rope
-        key = "type" if nested.get("rope_type") is None else "rope_type"
-        if nested.choice(key, SCALINGS, "default") == "default":
-            return rope
-        factor = fields.integer("max_position_embeddings") / original
-        attention = attention_factor(nested.number("factor", factor), original)
-        return _with_longrope(
-            fields,
-            rope,
-            {key: nested.get(key) for key in ("short_factor", "long_factor")},
-            head_dim=head_dim,
-            original=original,
-            attention=nested.number("attention_factor", attention),
-        )
+        return read_longrope(fields)
+
+
+def read_longrope(fields: ConfigFields) -> RopeConfig:
+    """Read a rotary embedding that LongRoPE may scale."""
+    head_dim = read_head_dim(fields, fields.uniform("num_attention_heads"))
+    if isinstance(fields, GGUFHeader):
+        return _read_gguf_rope(fields, head_dim)
+    nested = fields.mapping("rope_parameters") or fields.mapping("rope_scaling")
+    theta = fields.number("rope_theta", 10_000.0)
+    part = fields.number("partial_rotary_factor", 1.0, high=1.0)
+    original = fields.integer("original_max_position_embeddings", ORIGINAL_CONTEXT, low=2)
+    if nested is not None:
+        theta = nested.number("rope_theta", theta)
+        part = nested.number("partial_rotary_factor", part, high=1.0)
+        original = nested.integer("original_max_position_embeddings", original, low=2)
+    rope = RopeConfig(theta=theta, rotary_dim=rotated_dims(fields, head_dim, part))
+    if nested is None:
+        return rope
+    key = "type" if nested.get("rope_type") is None else "rope_type"
+    if nested.choice(key, SCALINGS, "default") == "default":
+        return rope
+    factor = fields.integer("max_position_embeddings") / original
+    attention = attention_factor(nested.number("factor", factor), original)
+    return _with_longrope(
+        fields,
+        rope,
+        {key: nested.get(key) for key in ("short_factor", "long_factor")},
+        head_dim=head_dim,
+        original=original,
+        attention=nested.number("attention_factor", attention),
+    )
 
 
 def attention_factor(factor: float, original_context: int) -> float:
