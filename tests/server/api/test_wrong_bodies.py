@@ -65,12 +65,13 @@ def chat(content: Any, role: str = "user", **fields: Any) -> dict[str, Any]:
         (
             ChatCompletionRequest,
             chat([{"type": "text", "text": "x"}, IMAGE]),
-            "messages[0].content[1].type must be 'text', got 'image_url'",
+            "messages[0].content[1].type must be 'text', got 'image_url': this server reads text only",
         ),
         (
             ChatCompletionRequest,
             chat([IMAGE], "assistant"),
-            "messages[0].content[0].type must be one of 'text', 'refusal', 'thinking', got 'image_url'",
+            "messages[0].content[0].type must be one of 'text', 'refusal', 'thinking', got 'image_url': this "
+            "server reads text only",
         ),
         (
             ChatCompletionRequest,
@@ -123,7 +124,13 @@ def chat(content: Any, role: str = "user", **fields: Any) -> dict[str, Any]:
             MessagesRequest,
             {"max_tokens": 9, "messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "messages[0].content[0].type must be 'text', 'tool_use', 'tool_result', 'thinking' or the type of "
-            "a hosted tool, got 'image'",
+            "a hosted tool, got 'image': this server reads text only",
+        ),
+        (
+            ResponsesRequest,
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]},
+            "input[0].content[0].type must be 'input_text', 'output_text', 'refusal', 'reasoning_text', 'summary_text' "
+            "or 'text', got 'input_image': this server reads text only",
         ),
         (ChatCompletionRequest, {**CHAT, "audio": {}}, "audio is not supported: leave it out"),
         (

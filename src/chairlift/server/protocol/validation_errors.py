@@ -8,6 +8,7 @@ must select its alternative.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import reduce
@@ -25,6 +26,9 @@ MIN_SIMILARITY: Final = 0.74  # of an unknown field to the suggested one, as in 
 MAX_NAME_LENGTH: Final = 100  # in characters, of the name of a field in a message
 TAG_FIELDS: Final = ("type", "role")
 """Fields that select one of several forms of an object."""
+
+MEDIA: Final = re.compile("(input_)?(audio|document|file|image|video)(_url)?")
+"""The types of parts of a message that are no text."""
 
 PREDICATES: Final = {
     "string_type": "must be a string",
@@ -139,7 +143,8 @@ def _sentence(path: Path, expected: list[str], problem: ErrorDetails) -> str:
     got = problem["ctx"]["tag"] if problem["type"] == "union_tag_invalid" else problem["input"]
     # A string has single quotes, which need no escapes in the error response.
     shown = repr(got) if isinstance(got, str) else printable(json.dumps(got, ensure_ascii=False, default=repr))
-    return f"{text}, got {shown:.80}"
+    is_media = path[-1:] == ("type",) and isinstance(got, str) and MEDIA.fullmatch(got) is not None
+    return f"{text}, got {shown:.80}" + (": this server reads text only" if is_media else "")
 
 
 def _expectation(problem: ErrorDetails) -> str:
