@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,9 @@ DTYPE_FORMATS: Final = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 SAFETENSORS_FORMATS: Final = {"F16": "f16", "BF16": "bf16"}
 CONFIG: Final = "config.json"
 EMBEDDING: Final = "token_embd.weight"
+NUM_ROWS: Final = 8
+"""The number of rows at each end of LM head and embedding that are compared."""
+
 QUANTIZATION: Final = "quantize_config.json"
 """The file in which AutoGPTQ stores the quantization, in its first versions only there."""
 
@@ -219,7 +222,20 @@ class FolderSource(ModelSource):
         config = read_json(file)
         if "quantization_config" not in config and (separate := read_json(file.with_name(QUANTIZATION))):
             config["quantization_config"] = {"quant_method": "gptq", **separate}
-        return read_hf_config(config, source=str(file), generation_config=generation)
+        read = read_hf_config(config, source=str(file), generation_config=generation)
+        if read.tie_word_embeddings and read.encoder is None and self.path.is_dir() and self._has_own_head(read):
+            return replace(read, tie_word_embeddings=False)
+        return read
+
+    def _has_own_head(self, config: ModelConfig) -> bool:
+        """Whether the files have an LM head with other values than the embedding, as transformers 5 looks it up.
+
+        Only the first and the last rows are compared.
+        """
+        hf_names, files = get_architecture(config).hf_names, self.weight_files()
+        matrices = config.head.weight_names[0], config.embedding.weight_names[0]
+        rows = [_end_rows(files, [place.name for place in hf_names(name)]) for name in matrices]
+        return None not in rows and rows[0] != rows[1]
 
     def _stored_formats(self, config: ModelConfig, default: str) -> Callable[[str], str]:
         hf_names, quantization = get_architecture(config).hf_names, config.quantization
@@ -229,7 +245,7 @@ class FolderSource(ModelSource):
         def stored_format(name: str) -> str:
             names = [each.name for each in hf_names(name)]
             module = quantized_module(names, found)
-            if module is None or quantization is None or (scheme := quantization.scheme(module)) is None:
+            if module is None or quantization is None or (scheme := quantization.scheme(module, *names)) is None:
                 return next((found[each] for each in names if each in found), default)
             return scheme.packed_format(widths[name])
 
@@ -252,6 +268,18 @@ def _safetensors_header(file: Path) -> dict[str, tuple[str, list[int]]]:
         raise ModelLoadError(
             f"{file}: cannot be read ({error}); if it is truncated or damaged, download it again"
         ) from error
+
+
+def _end_rows(files: Sequence[Path], names: Sequence[str]) -> list[list[float]] | None:
+    """Return the first and last rows of a matrix that has one of the names, or None if no file has it."""
+    from safetensors import safe_open
+
+    for file in files:
+        if (name := next(iter(_safetensors_header(file).keys() & set(names)), None)) is not None:
+            with safe_open(file, framework="pt") as opened:
+                rows = opened.get_slice(name)
+                return [*rows[:NUM_ROWS].tolist(), *rows[-NUM_ROWS:].tolist()]
+    return None
 
 
 def declared_formats(config: ModelConfig) -> Callable[[str], str]:
