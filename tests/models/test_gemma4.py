@@ -145,6 +145,7 @@ def test_defaults_of_the_published_12b() -> None:
         not in ("hidden_size_per_layer_input", "max_position_embeddings", "num_kv_shared_layers", "sliding_window")
     }
     fields = {**E2B, "architectures": ["Gemma4UnifiedForConditionalGeneration"], "text_config": text}
+    text["model_type"] = "gemma4_unified_text"
     config = read_hf_config(fields, source="config.json")
     assert (config.max_position_embeddings, config.layers[0].attention.sliding_window) == (262_144, 1024)
     assert config.per_layer_inputs is None

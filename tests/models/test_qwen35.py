@@ -240,6 +240,7 @@ def as_published(source: Path, folder: Path) -> Path:
     config = {
         **QWEN35_4B,
         "architectures": [f"Qwen3_5{'Moe' if moe else ''}ForConditionalGeneration"],
+        "tie_word_embeddings": False,
         "text_config": {**text, "dtype": dtype},
     }
     (folder / "config.json").write_text(json.dumps(config))

@@ -141,6 +141,8 @@ class FileWeights(ABC):
         """
         required = stored.file_shape(shape, self._num_experts)
         found = self._shape(stored.name)
+        if stored.expert is not None and found == (required[0], *required[:0:-1]) != required:
+            stored, required = stored._replace(is_transposed=not stored.is_transposed), found
         if stored.part is not None:
             found = (math.prod(found[:-1]), found[-1])
         if [size for size in found if size != 1] != [size for size in required if size != 1]:

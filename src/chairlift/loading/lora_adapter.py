@@ -23,6 +23,7 @@ from chairlift.models.declaration.matrix_spec import StoredRows
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import StoredName
 from chairlift.models.reading.delta_sizes import ungrouped_rows
+from chairlift.models.reading.wrappers import ENCODER_PREFIXES
 from chairlift.models.registry import get_architecture
 from chairlift.system.input_files import MAX_OPTIONS_BYTES, read_bytes
 
@@ -234,8 +235,13 @@ def _read_matrices(
     targets = _targets(config)
     ranks = _Ranks(path, adapter, len(targets))
     origin = f"was trained for another model (base_model_name_or_path={adapter.base_model_name_or_path!r:.100})"
-    for module, names in _module_pairs(file, path):
+    pairs = dict(_module_pairs(file, path))
+    if encoders := [module for module in pairs if module.startswith(ENCODER_PREFIXES)]:
+        logger.info(f"{path}: skipped {counted(len(encoders), 'module')} of encoders, such as {encoders[0]}")
+    for module, names in pairs.items():
         where = f"{path}: {module}"
+        if module in encoders:
+            continue
         if module not in targets:
             raise ModelLoadError(f"{where} is {_why_not_adaptable(module, config, targets, origin)}")
         target, shapes = targets[module][0], tuple(file.get_slice(name).get_shape() for name in names)

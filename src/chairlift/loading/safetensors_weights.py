@@ -21,6 +21,7 @@ from chairlift.loading.quantized_tensors import QuantizedReader
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.quantization import ACTIVATION_SCALES, MXFP4_ENDS, quantized_module
 from chairlift.models.reading.architecture import StoredName
+from chairlift.models.reading.wrappers import WRAPPERS
 from chairlift.models.registry import get_architecture
 from chairlift.system.input_files import read_text
 
@@ -46,7 +47,8 @@ class SafetensorsWeights(FileWeights):
 
     def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._architecture = get_architecture(config)
-        unread = self._architecture.unread_prefixes
+        self._wrapper = None if config.wrapper is None else WRAPPERS[config.wrapper]
+        unread = (*self._architecture.unread_prefixes, *(self._wrapper.unread if self._wrapper else ()))
         if config.predictor is not None:
             unread = tuple(prefix for prefix in unread if prefix != MTP_PREFIX)
         last = len(config.layers) + config.num_unread_layers
@@ -77,6 +79,8 @@ class SafetensorsWeights(FileWeights):
 
     def notes(self) -> list[str]:
         notes = super().notes()
+        if self._wrapper is not None:
+            notes.append(f"only the text model of {self.config.wrapper} is served: {self._wrapper.inputs} are not read")
         matrices = {name: error for name, error in self._scale_errors.items() if error > 0}
         if matrices:
             worst = max(matrices, key=lambda name: matrices[name])
@@ -98,7 +102,7 @@ class SafetensorsWeights(FileWeights):
         if module is None or len(shape) != 2:
             return None
         quantization = self.config.quantization
-        scheme = None if quantization is None else quantization.scheme(module)
+        scheme = None if quantization is None else quantization.scheme(module, *(each.name for each in places))
         if scheme is None:
             raise ModelLoadError(
                 f"{self.path}: {module} has tensors of a quantized layer, but quantization_config in config.json "

@@ -95,8 +95,18 @@ class Quantization:
     schemes: tuple[tuple[tuple[str, ...], WeightScheme], ...]
     ignored: tuple[str, ...] = ()
 
-    def scheme(self, module: str) -> WeightScheme | None:
-        """Return the scheme of a linear layer, or None if it is not quantized."""
+    def scheme(self, module: str, *others: str) -> WeightScheme | None:
+        """Return the scheme of a linear layer, or None if it is not quantized.
+
+        Args:
+            module: its name in the file.
+            others: the other names of its weight, because names in the configuration may be those of another version of
+                transformers.
+        """
+        names = dict.fromkeys((module, *(name.removesuffix(".weight") for name in others)))
+        return next(filter(None, map(self._scheme, names)), None)
+
+    def _scheme(self, module: str) -> WeightScheme | None:
         if _matches(module, self.ignored):
             return None
         for accepts_all in (False, True):

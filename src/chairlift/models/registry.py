@@ -23,6 +23,7 @@ from chairlift.models.reading.gguf_header import GGUFHeader
 from chairlift.models.reading.nearest_names import describe_unsupported
 from chairlift.models.reading.neutral_fields import NEUTRAL_GGUF, NEUTRAL_HF, is_harmless
 from chairlift.models.reading.quantization_fields import read_quantization
+from chairlift.models.reading.wrappers import WRAPPERS, find_wrapper
 
 ARCHITECTURES: Final[dict[str, Architecture]] = {
     found.name: found
@@ -67,13 +68,14 @@ def read_hf_config(
         ModelLoadError: a key is missing, has a wrong type, is out of range, is not supported, or is not declared by the
             architecture; the message names the file, the key and the value.
     """
-    fields = ConfigFields(config, source)
-    architecture, reader = _find_hf_reader(fields)
+    wrapper = find_wrapper(config.get("architectures"))
+    fields = ConfigFields(config, source) if wrapper is None else WRAPPERS[wrapper].text_fields(config, source)
+    architecture, reader = _find_hf_reader(fields) if wrapper is None else _find_text_reader(fields)
     quantization = read_quantization(fields)
     generation = ConfigFields(generation_config or {}, source.replace("config.json", "generation_config.json"))
     bos = fields.token_ids("bos_token_id")
     dtype_key = "dtype" if fields.get("dtype") is not None else "torch_dtype"
-    read = _with_both_directions(fields, reader(fields))
+    read = _with_both_directions(fields, replace(reader(fields), wrapper=wrapper))
     read = replace(
         read,
         architecture=architecture.name,
@@ -94,6 +96,8 @@ def _with_both_directions(fields: ConfigFields, config: ModelConfig) -> ModelCon
     key = next((key for key, value in keys.items() if fields.get(key) is value), None)
     if key is None or config.encoder is not None:
         return config
+    if config.wrapper is not None:
+        raise fields.error(key, f"is {keys[key]}, which is not supported: attention must be causal")
     if key == "use_bidirectional_attention" and config.name != "gemma3":
         raise fields.error(key, "is true, which transformers has for Gemma 3 only: set is_causal to false")
     try:
@@ -121,8 +125,20 @@ def _find_hf_reader(fields: ConfigFields) -> tuple[Architecture, HFReader]:
                 if form in architecture.hf_readers:
                     return architecture, architecture.hf_readers[form]
     known = [name for architecture in ARCHITECTURES.values() for name in architecture.hf_readers]
-    reason = describe_unsupported(_first_text(names), known)
+    reason = describe_unsupported(_first_text(names), [*known, *WRAPPERS])
     raise fields.error("architectures", f"is {shortened(names)}, which {reason}")
+
+
+def _find_text_reader(fields: ConfigFields) -> tuple[Architecture, HFReader]:
+    """Find the reader of a text model in a wrapper by its `model_type`, such as qwen3_5_text of Qwen3_5ForCausalLM."""
+    kind = str(fields.get("model_type"))
+    letters = f"{kind.removesuffix('_text').replace('_', '')}forcausallm"
+    for architecture in ARCHITECTURES.values():
+        for name, reader in architecture.hf_readers.items():
+            if name.replace("_", "").lower() == letters:
+                return architecture, reader
+    known = [name for architecture in ARCHITECTURES.values() for name in architecture.hf_readers]
+    raise fields.error("model_type", f"is {shortened(kind)}, which {describe_unsupported(kind, known)}")
 
 
 def _first_text(names: Any) -> str:

@@ -1,4 +1,4 @@
-"""Gemma, Gemma 2 and Gemma 3 (Gemma Team, 2024 and 2025), without images.
+"""Gemma, Gemma 2 and Gemma 3 (Gemma Team, 2024 and 2025).
 
 `LlamaSizes` with norms whose weights are differences from 1, a gate with GELU, and an embedding that is multiplied by
 the root of its width. Gemma 2 adds norms after each branch, soft caps, and a window in every other layer; Gemma 3 has
@@ -14,11 +14,10 @@ from functools import partial
 from typing import Any, Final
 
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
-from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.reading.architecture import Architecture, HFReader
+from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
-from chairlift.models.reading.layer_fields import read_text_model, read_windows
+from chairlift.models.reading.layer_fields import read_windows
 from chairlift.models.reading.llama_sizes import LlamaSizes, NormNames
 from chairlift.models.reading.rope_fields import read_layer_ropes
 
@@ -53,7 +52,7 @@ LAYERS_OF_27B: Final = {"gemma2": 46, "gemma3": 62}
 
 
 class GemmaConfigReader(LlamaConfigReader):
-    """The reader of Gemma 1 to 3 without images. The norms of GGUF files have complete weights."""
+    """The reader of Gemma 1 to 3. The norms of GGUF files have complete weights."""
 
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
         sizes = super().read_sizes(fields)
@@ -112,14 +111,6 @@ READER3: Final = GemmaConfigReader(
 )
 
 
-def read_with_images(fields: ConfigFields, read: HFReader) -> ModelConfig:
-    """Read the text model in the `config.json` of a model with images (`Gemma3ForConditionalGeneration`)."""
-    fields.allow_only("tie_word_embeddings", True, "the LM head must be the embedding")
-    if (text := fields.mapping("text_config")) is not None and text.get("use_bidirectional_attention") is True:
-        text.allow_only("use_bidirectional_attention", False, "attention must be causal")
-    return read_text_model(fields, read)
-
-
 def read_soft_cap(fields: ConfigFields, key: str, default: float | None) -> float | None:
     """Read a soft cap, or return None if the file sets it to null."""
     default = None if fields.is_null(key) else default
@@ -147,12 +138,7 @@ GEMMA2: Final = Architecture(
 )
 GEMMA3: Final = Architecture(
     name="gemma3",
-    hf_readers={
-        "Gemma3ForCausalLM": READER3,
-        "Gemma3ForConditionalGeneration": partial(read_with_images, read=READER3),
-    },
+    hf_readers={"Gemma3ForCausalLM": READER3},
     gguf_readers={"gemma3": READER3},
     gguf_names=_GGUF_NAMES,
-    other_prefixes=(("model.", "model.language_model."), ("model.", "language_model.model.")),
-    unread_prefixes=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
 )

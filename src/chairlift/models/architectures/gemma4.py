@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 from chairlift.kernels.routing import ExpertRouting
-from chairlift.models.architectures.gemma import GEMMA3, NORMS, read_soft_cap, read_with_images
+from chairlift.models.architectures.gemma import GEMMA3, NORMS, read_soft_cap
 from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.feed_forward_spec import ParallelExpertsSpec
@@ -424,9 +423,7 @@ GEMMA4: Final = Architecture(
     name="gemma4",
     hf_readers={
         "Gemma4ForCausalLM": _READER,
-        "Gemma4ForConditionalGeneration": partial(read_with_images, read=_READER),
         "Gemma4UnifiedForCausalLM": _UNIFIED,
-        "Gemma4UnifiedForConditionalGeneration": partial(read_with_images, read=_UNIFIED),
     },
     gguf_readers={"gemma4": read_gemma4_gguf},
     gguf_names={
@@ -454,8 +451,4 @@ GEMMA4: Final = Architecture(
         "model.layers.{}.experts.{}.gate_up_proj.weight": "model.layers.{}.experts.gate_up_proj",
         "model.layers.{}.experts.{}.down_proj.weight": "model.layers.{}.experts.down_proj",
     },
-    other_prefixes=(("model.", "model.language_model."),),
-    unread_prefixes=tuple(
-        f"model.{name}." for name in ("vision_tower", "vision_embedder", "embed_vision", "audio_tower", "embed_audio")
-    ),
 )

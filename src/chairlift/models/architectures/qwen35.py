@@ -26,7 +26,7 @@ from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
 from chairlift.models.reading.delta_sizes import DeltaSizes, read_delta_sizes
 from chairlift.models.reading.expert_fields import QWEN_GGUF_NAMES, QWEN_NAMES, read_dense_layers, read_experts
 from chairlift.models.reading.gguf_header import GGUFHeader, names_in_layers
-from chairlift.models.reading.layer_fields import check_recurrent_layers, read_text_model
+from chairlift.models.reading.layer_fields import check_recurrent_layers
 from chairlift.models.reading.llama_sizes import LlamaSizes
 from chairlift.models.reading.rope_fields import read_partial_rope
 
@@ -242,12 +242,9 @@ QWEN35: Final = Architecture(
         "Qwen3_5ForCausalLM": DENSE,
         "Qwen3_5MoeForCausalLM": MOE,
         "Qwen3NextForCausalLM": NEXT,
-        "Qwen3_5ForConditionalGeneration": lambda fields: read_text_model(fields, DENSE),
-        "Qwen3_5MoeForConditionalGeneration": lambda fields: read_text_model(fields, MOE),
     },
     gguf_readers={"qwen35": DENSE, "qwen35moe": MOE, "qwen3next": NEXT},
     gguf_names=QWEN35_GGUF_NAMES,
-    other_prefixes=(("model.", "model.language_model."),),
     stacked_names={**_stacked("model.layers.{}"), **_stacked("mtp.layers.{}")},
-    unread_prefixes=("model.visual.", "mtp."),
+    unread_prefixes=("mtp.",),
 )

@@ -119,6 +119,7 @@ class ModelConfig:
 
     Attributes:
         architecture: a key of `models.registry.ARCHITECTURES` ("llama", "opt"), which the registry adds.
+        wrapper: the key of `models.reading.wrappers.WRAPPERS` of the class whose text model it is, or None.
         name: the model type in the file ("llama", "mistral", "qwen2", "qwen3", "opt").
         embedding: the embedding table [vocab_size, width of a word vector].
         head: the matrix that computes the logits; with tie_word_embeddings it is the embedding's.
@@ -140,6 +141,7 @@ class ModelConfig:
 
     name: str
     architecture: str = ""
+    wrapper: str | None = None
     hidden_size: int
     max_position_embeddings: int
     embedding: MatrixSpec

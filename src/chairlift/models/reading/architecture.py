@@ -12,6 +12,7 @@ from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.gguf_header import GGUFHeader
 from chairlift.models.reading.llama_sizes import ExpertNames
+from chairlift.models.reading.wrappers import TEXT_PREFIXES
 
 Rows = TypeVar("Rows", bound=Any)
 
@@ -112,7 +113,7 @@ class Architecture:
         gguf_interleaved: the keys of `gguf_readers` whose files store the two dimensions of a rotated pair in adjacent
             rows of each query and key head.
         gguf_scaled: the keys of `gguf_readers` whose files hold matrices multiplied by factors that they do not name.
-        other_prefixes: (declared prefix, prefix that some checkpoints have in its place).
+        other_prefixes: (declared prefix, prefix that some checkpoints have in its place), beside those of wrappers.
         stacked_names: as gguf_names, for parameters with other names in safetensors files, such as experts
             that are in one tensor; or the place of a parameter that is a part of a tensor.
         unread_prefixes: the prefixes of the parameters in safetensors files that have no part in a text model.
@@ -152,7 +153,8 @@ class Architecture:
         ]
 
     def _with_other_prefixes(self, name: str) -> list[str]:
-        others = (other + name.removeprefix(prefix) for prefix, other in self.other_prefixes if name.startswith(prefix))
+        prefixes = *self.other_prefixes, *TEXT_PREFIXES
+        others = (other + name.removeprefix(prefix) for prefix, other in prefixes if name.startswith(prefix))
         return list(dict.fromkeys((name, *others, name.removeprefix(BARE_PREFIX))))
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from chairlift.errors import ModelLoadError
-from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, exact_quotient
 from chairlift.models.reading.gguf_header import GGUFHeader
-from chairlift.models.reading.neutral_fields import IMAGE_FIELDS
 
 MAX_LAYERS: Final = 4096
 MAX_WIDTH: Final = 16
@@ -108,20 +105,6 @@ def without_attention(fields: ConfigFields, key: str, layers: int) -> ModelLoadE
         f"has no layer with attention in {layers} layers, but at least 1 is required, because prefixes are cached by "
         "its blocks of K and V: use a model with attention in some layers, such as Granite 4 H, Nemotron-H or LFM2",
     )
-
-
-def read_text_model(fields: ConfigFields, read: Callable[[ConfigFields], ModelConfig]) -> ModelConfig:
-    """Read the text model in the `config.json` of a model with images.
-
-    Args:
-        read: the reader of the object `text_config`.
-    """
-    text = fields.mapping("text_config")
-    if text is None:
-        raise fields.error("text_config", "is missing; the file is incomplete")
-    fields.ignore(*IMAGE_FIELDS)  # They have no part in the text model.
-    bos = text.token_ids("bos_token_id")
-    return replace(read(text), bos_token_id=bos[0] if bos else None, eos_token_ids=text.token_ids("eos_token_id"))
 
 
 def check_single_score(fields: ConfigFields) -> None:

@@ -24,9 +24,6 @@ NEUTRAL_GGUF: Final = _words(_LISTS["neutral_gguf"])
 NEUTRAL_HF: Final = frozenset[str]().union(*map(_words, _LISTS["neutral"].values()))
 """Keys of `config.json`. The sampling parameters come from the request and the server's defaults."""
 
-IMAGE_FIELDS: Final = _words(_LISTS["images"])
-"""Keys of models with images that have no part in their text model, beside `text_config`."""
-
 NEUTRAL_QUANTIZATION: Final = _words(_LISTS["neutral_quantization"])
 """Keys below `quantization_config`: how it was made, and how activations, K and V are quantized, which are not here.
 The tensors show the type of scales, and whether the LM head is quantized."""

@@ -33,16 +33,12 @@ def read_rope(fields: ConfigFields, default_theta: float = 10_000.0) -> RopeConf
 
 
 def read_partial_rope(fields: ConfigFields, default_theta: float, default_share: float) -> RopeConfig:
-    """Read the rotary embedding of a model that rotates a share of the dimensions of a head.
-
-    The sections of models with images (`mrope_section`) are positions in a picture; in text they are all equal.
-    """
+    """Read the rotary embedding of a model that rotates a share of the dimensions of a head."""
     if isinstance(fields, GGUFHeader):
         return read_gguf_rope(fields, is_partial=True)
     share = fields.number("partial_rotary_factor", default_share, high=1.0)
     rope = RopeConfig(theta=fields.number("rope_theta", default_theta))
     if (scaling := fields.mapping("rope_parameters") or fields.mapping("rope_scaling")) is not None:
-        scaling.ignore("mrope_section", "mrope_interleaved")
         share = scaling.number("partial_rotary_factor", share, high=1.0)
         rope = _read_scaling(fields, scaling, _theta(fields, scaling, default_theta), is_partial=True)
     head_dim = read_head_dim(fields, fields.integer("num_attention_heads"))
@@ -97,6 +93,7 @@ def _read_own_rope(fields: ConfigFields, scaling: ConfigFields | None, default_t
 
 
 def _read_scaling(fields: ConfigFields, scaling: ConfigFields, theta: float, *, is_partial: bool = False) -> RopeConfig:
+    scaling.ignore("mrope_section", "mrope_interleaved")  # The axes of positions in images are equal for text.
     if not is_partial:
         scaling.allow_only("partial_rotary_factor", 1.0, WHOLE_HEAD)
     kind = _kind(scaling)
@@ -122,8 +119,9 @@ def _original_context(fields: ConfigFields, scaling: ConfigFields) -> int:
 def _kind(scaling: ConfigFields) -> str:
     """Read the type of the scaling, which some files contain under both its old and its new key."""
     key, other = ("type", "rope_type") if scaling.get("rope_type") is None else ("rope_type", "type")
-    kind = scaling.choice(key, ("default", *_SCALINGS), "default")
-    if scaling.get(other, kind) != kind:
+    kind = scaling.choice(key, ("default", "mrope", *_SCALINGS), "default")
+    kind = "default" if kind == "mrope" else kind  # The type of several axes, which are equal for text.
+    if scaling.get(other, kind) not in (kind, "mrope"):
         raise scaling.error(other, f"is {scaling.get(other)!r}, but {key} is {kind!r}; remove the wrong one")
     return kind
 
