@@ -191,6 +191,8 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
     "exaone": {},
     "qwen2": {},
     "qwen3": {},
+    "qwen2vl": {"rope.dimension_sections": [4, 2, 2, 0]},
+    "qwen3vl": {"rope.dimension_sections": [4, 2, 2, 0], "n_deepstack_layers": 3},
     "granite": {"attention.scale": 0.3, "embedding_scale": 3.0, "residual_scale": 0.4, "logit_scale": 2.5},
     "granite4": {
         "attention.head_count_kv": [2, 2],
@@ -287,6 +289,16 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "expert_count": 6,
         "expert_used_count": 3,
         "expert_feed_forward_length": 40,
+    },
+    "qwen3vlmoe": {
+        "block_count": 3,
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+        "expert_count": 6,
+        "expert_used_count": 3,
+        "expert_feed_forward_length": 40,
+        "rope.dimension_sections": [4, 2, 2, 0],
+        "n_deepstack_layers": 3,
     },
     "olmoe": {"feed_forward_length": 40, "expert_count": 6, "expert_used_count": 3},
     "granitemoe": {
@@ -542,11 +554,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma4": {"vocab_size_per_layer_input": 256},
     "gemma4_moe": {"final_logit_softcapping": 7.0},
     "ministral3": {"sliding_window": None},
-    "qwen2": {"use_sliding_window": False},
+    **{key: {"use_sliding_window": False} for key in ("qwen2", "qwen2vl")},
     "granite4": {"intermediate_size": 96},
     "smollm3": {"no_rope_layers": None, "use_sliding_window": False, "layer_types": None},
     "qwen2_moe": {"mlp_only_layers": [], "use_sliding_window": False},
-    "qwen3_moe": {"mlp_only_layers": []},
+    **{key: {"mlp_only_layers": []} for key in ("qwen3_moe", "qwen3vlmoe")},
     "qwen3_5": {"mtp_num_hidden_layers": 1},
     "qwen3_next": {"mlp_only_layers": []},
     "granite4_h": {"intermediate_size": 96},
@@ -591,6 +603,9 @@ ARCHITECTURE_NAMES = {
     "falcon_h1": "falcon-h1",
 }
 """The names of architectures in GGUF files, where they differ."""
+
+SAME_MODELS = {"exaone": "llama", "qwen2vl": "qwen2", "qwen3vl": "qwen3", "qwen3vlmoe": "qwen3_moe"}
+"""Architectures that only GGUF files have -> the tiny model that computes the same."""
 
 
 MAMBA_ARCHITECTURES = ("granite4_h", "granite4_h_moe", "falcon_h1", "nemotron_h", "nemotron_h_moe")
@@ -863,8 +878,7 @@ def assert_logits_of_transformers(model: DecoderModel, folder: Path) -> None:
 def test_gguf_files_give_the_logits_of_transformers(
     arch: str, tiny_model_dir: Callable[..., Path], tmp_path: Path
 ) -> None:
-    model = "llama" if arch == "exaone" else arch  # EXAONE 3 is Llama, and transformers does not have its class.
-    folder = tiny_model_dir(model, **OVERRIDES.get(arch, {}))
+    folder = tiny_model_dir(SAME_MODELS.get(arch, arch), **OVERRIDES.get(arch, {}))
     assert_logits_of_transformers(load(write_gguf(folder, arch, tmp_path / "model.gguf")), folder)
 
 

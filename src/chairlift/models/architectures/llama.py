@@ -193,6 +193,8 @@ class Ernie45ConfigReader(LlamaConfigReader):
         return bias, bias, bias
 
 
+_QWEN2: Final = LlamaConfigReader("qwen2", uniform_windows, qkv_bias=True)
+_QWEN3: Final = LlamaConfigReader("qwen3", uniform_windows, qk_norm="heads")
 _ARCEE: Final = LlamaConfigReader("arcee", no_windows, reads_mlp_bias=True, activation="relu2", gated=False)
 
 LLAMA: Final = Architecture(
@@ -200,15 +202,15 @@ LLAMA: Final = Architecture(
     hf_readers={
         "LlamaForCausalLM": LlamaConfigReader("llama", no_windows, reads_mlp_bias=True),
         "MistralForCausalLM": LlamaConfigReader("mistral", uniform_windows, qkv_bias=False),
-        "Qwen2ForCausalLM": LlamaConfigReader("qwen2", qwen_windows, qkv_bias=True),
-        "Qwen3ForCausalLM": LlamaConfigReader("qwen3", qwen_windows, qk_norm="heads"),
+        "Qwen2ForCausalLM": replace(_QWEN2, windows=qwen_windows),
+        "Qwen3ForCausalLM": replace(_QWEN3, windows=qwen_windows),
         "ArceeForCausalLM": _ARCEE,
     },
     gguf_readers={
         "llama": LlamaConfigReader("llama", uniform_windows, experts=read_gguf_experts),
         "exaone": LlamaConfigReader("exaone", uniform_windows),
-        "qwen2": LlamaConfigReader("qwen2", uniform_windows, qkv_bias=True),
-        "qwen3": LlamaConfigReader("qwen3", uniform_windows, qk_norm="heads"),
+        **dict.fromkeys(("qwen2", "qwen2vl"), _QWEN2),
+        **dict.fromkeys(("qwen3", "qwen3vl"), _QWEN3),
         "arcee": _ARCEE,
     },
     gguf_names=GGUF_NAMES,

@@ -100,7 +100,7 @@ QWEN2_MOE: Final = Architecture(
 QWEN3_MOE: Final = Architecture(
     name="qwen3-moe",
     hf_readers={"Qwen3MoeForCausalLM": _QWEN3},
-    gguf_readers={"qwen3moe": replace(_QWEN3, windows=uniform_windows)},
+    gguf_readers=dict.fromkeys(("qwen3moe", "qwen3vlmoe"), replace(_QWEN3, windows=uniform_windows)),
     gguf_names=GGUF_NAMES,
     stacked_names=stacked_experts(),
 )

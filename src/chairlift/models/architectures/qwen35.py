@@ -182,7 +182,7 @@ def _read_layers(fields: ConfigFields, layers: int, further: int = 0) -> list[bo
 
 def _read_gguf(header: GGUFHeader, sizes: LlamaSizes) -> ModelConfig:
     """Read the properties of a GGUF file that a `config.json` does not have."""
-    header.ignore("rope.dimension_sections", "expert_weights_scale")
+    header.ignore("expert_weights_scale")
     further = header.integer("nextn_predict_layers", 0, low=0, high=sizes.num_layers - 1)
     sizes = replace(sizes, num_layers=sizes.num_layers - further)
     heads, inner = header.integer("linear_num_value_heads"), header.integer("ssm.inner_size")

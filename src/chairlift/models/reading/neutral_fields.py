@@ -19,7 +19,8 @@ def _words(lines: list[str]) -> frozenset[str]:
 
 
 NEUTRAL_GGUF: Final = _words(_LISTS["neutral_gguf"])
-"""Keys below the architecture's name. The original context length affects YaRN scaling only, whose reader reads it."""
+"""Keys below the architecture's name. The original context length affects YaRN scaling only, whose reader reads it, and
+sections of the rotary embedding affect images only."""
 
 NEUTRAL_HF: Final = frozenset[str]().union(*map(_words, _LISTS["neutral"].values()))
 """Keys of `config.json`. The sampling parameters come from the request and the server's defaults."""
