@@ -9,30 +9,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from chairlift.kernels.routing import ExpertRouting
-from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
+from chairlift.models.architectures.llama import ExpertsReader, LlamaConfigReader, no_windows
 from chairlift.models.architectures.ministral3 import with_query_scale
 from chairlift.models.declaration.attention_spec import AttentionSpec, LatentSpec, RopeConfig
 from chairlift.models.declaration.layer_spec import LayerSpec
 from chairlift.models.declaration.matrix_spec import ATTENTION, MatrixSpec, NormSpec, StoredRows
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture, stacked_experts
-from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
-from chairlift.models.reading.expert_fields import SIGMOID_GATING, SOFTMAX_GATING, read_first_dense_layers
+from chairlift.models.reading.config_fields import ConfigFields
+from chairlift.models.reading.expert_fields import read_routed_experts
 from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader, names_in_layers
-from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
+from chairlift.models.reading.llama_sizes import LlamaSizes
 from chairlift.models.reading.rope_fields import read_gguf_rope, yarn_attention_factor
-
-SUM_EPS: Final = 1e-20
-"""See ExpertRouting."""
-
-NAMES: Final = ExpertNames(selection_bias="mlp.gate.e_score_correction_bias")
-
-OLDER_GROUPS: Final = {160: (8, 3), 256: (8, 4)}
-"""Number of experts -> groups, and those with the experts of a token, of DeepSeek-V2 and V3: llama.cpp's converter has
-written them to GGUF files since October 2025 only, and chooses from all experts in older files."""
 
 LATENT_EPS: Final = 1e-6
 """The epsilon of the norms of latents in transformers, whatever the field of the other norms is."""
@@ -49,7 +39,6 @@ class DeepseekSizes:
         value_dim: the size of a head of values.
         is_interleaved: whether the two dimensions of a rotated pair are in adjacent rows.
         has_split_heads: whether files have the matrices of keys and values apart, and the matrices of keys transposed.
-        num_unread_layers: see ModelConfig.
     """
 
     sizes: LlamaSizes
@@ -60,11 +49,10 @@ class DeepseekSizes:
     value_dim: int
     is_interleaved: bool = True
     has_split_heads: bool = False
-    num_unread_layers: int = 0
 
     def declare(self) -> ModelConfig:
         layers = tuple(self._layer(index) for index in range(self.sizes.num_layers))
-        return replace(self.sizes.declare(), layers=layers, num_unread_layers=self.num_unread_layers)
+        return replace(self.sizes.declare(), layers=layers)
 
     def _layer(self, index: int) -> LayerSpec:
         return replace(self.sizes.declare_layer(index), attention=self._attention(f"model.layers.{index}.self_attn"))
@@ -135,13 +123,11 @@ class DeepseekConfigReader(LlamaConfigReader):
     """The reader of one model type.
 
     Attributes:
-        has_experts, has_sigmoid: whether there are experts, and whether they are chosen as in DeepSeek-V3.
         rotates_part: whether `head_dim` is the size of both parts of a head, of which a share is rotated (Mistral 4).
     """
 
     has_latent: bool = True
-    has_experts: bool = True
-    has_sigmoid: bool = True
+    experts: ExpertsReader | None = read_routed_experts
     rotates_part: bool = False
 
     def __call__(self, fields: ConfigFields) -> ModelConfig:
@@ -168,7 +154,6 @@ class DeepseekConfigReader(LlamaConfigReader):
             rotary_dim=rotary,
             value_dim=fields.integer("v_head_dim"),
             is_interleaved=fields.flag("rope_interleave", True),
-            num_unread_layers=fields.integer("num_nextn_predict_layers", 0, low=0),
         ).declare()
 
     def _read_gguf(self, header: GGUFHeader) -> ModelConfig:
@@ -196,13 +181,6 @@ class DeepseekConfigReader(LlamaConfigReader):
             has_split_heads="blk.0.attn_k_b.weight" in header.tensor_names,
         ).declare()
 
-    def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
-        sizes = super().read_sizes(fields)
-        if isinstance(fields, GGUFHeader):
-            further = fields.integer("num_nextn_predict_layers", 0, low=0, high=sizes.num_layers - 1)
-            sizes = replace(sizes, num_layers=sizes.num_layers - further)
-        return replace(sizes, experts=self._read_experts(fields, sizes))
-
     def _rope(self, fields: ConfigFields) -> RopeConfig:
         if not isinstance(fields, GGUFHeader):
             return super()._rope(fields)
@@ -210,73 +188,6 @@ class DeepseekConfigReader(LlamaConfigReader):
         if length is not None:
             fields.allow_only("original_max_position_embeddings", length, f"attention.temperature_length is {length}")
         return with_query_scale(fields, read_gguf_rope(fields, is_partial=True))
-
-    def _read_experts(self, fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes | None:
-        inner: Any = REQUIRED
-        if not self.has_experts:
-            return None
-        if isinstance(fields, GGUFHeader):
-            if fields.get("n_routed_experts", 0) == 0:
-                fields.ignore("moe_intermediate_size", "n_shared_experts", "first_k_dense_replace")  # No effect.
-                return None
-            inner, (has_sigmoid, adds_up, has_bias) = sizes.intermediate_size, _read_gguf_gating(fields)
-        else:
-            has_sigmoid, adds_up, has_bias = self._read_gating(fields)
-        count = fields.integer("n_routed_experts")
-        routing = ExpertRouting(
-            fields.integer("num_experts_per_tok", high=count),
-            "chosen" if adds_up else "all",
-            has_sigmoid=has_sigmoid,
-            sum_eps=SUM_EPS if has_sigmoid else 0.0,
-            scale=fields.number("routed_scaling_factor", 1.0),
-        )
-        if fields.get("topk_method") == "greedy":
-            fields.ignore("n_group", "topk_group")  # They have no effect.
-        else:
-            routing = _with_groups(routing, fields, count)
-        inner = fields.integer("moe_intermediate_size", inner)
-        dense = read_first_dense_layers(fields, sizes.num_layers)
-        shared_size = inner * fields.integer("n_shared_experts", 0, low=0)
-        names = NAMES if has_bias else ExpertNames()
-        return ExpertSizes(count, inner, routing, dense, names, shared_size=shared_size)
-
-    def _read_gating(self, fields: ConfigFields) -> tuple[bool, bool, bool]:
-        """Return whether scores are sigmoids, whether weights are divided by their sum, and whether there is a bias."""
-        methods, scoring = (_V3_METHODS, "sigmoid") if self.has_sigmoid else (_V2_METHODS, "softmax")
-        method = fields.choice("topk_method", methods, methods[0])
-        fields.allow_only("scoring_func", scoring, f"topk_method {method} requires {scoring!r}")
-        fields.allow_only("moe_layer_freq", 1, "all layers after the first ones must have experts")
-        if not self.has_sigmoid:
-            fields.allow_only("norm_topk_prob", False, "transformers ignores it in this architecture")
-        return self.has_sigmoid, self.has_sigmoid and fields.flag("norm_topk_prob"), self.has_sigmoid
-
-
-_V2_METHODS: Final = ("greedy", "group_limited_greedy")
-_V3_METHODS: Final = ("noaux_tc",)
-
-
-def _with_groups(routing: ExpertRouting, fields: ConfigFields, count: int) -> ExpertRouting:
-    """Read the number of groups of experts, and how many of them have the experts of a token."""
-    groups = fields.integer("n_group", high=count)
-    used, chosen = fields.integer("topk_group", high=groups), routing.experts_per_token
-    if count % groups or used * (count // groups) < chosen:
-        raise fields.error(
-            "n_group",
-            f"({groups}) must divide {count} experts so that {used} groups ({fields.name_of('topk_group')}) hold "
-            f"{chosen} of a token",
-        )
-    return replace(routing, num_groups=groups, groups_per_token=used)
-
-
-def _read_gguf_gating(header: GGUFHeader) -> tuple[bool, bool, bool]:
-    """The same as `_read_gating`, of a GGUF file."""
-    has_bias = any(name.endswith(".exp_probs_b.bias") for name in header.tensor_names)
-    gating = header.get("expert_gating_func", SIGMOID_GATING if has_bias else SOFTMAX_GATING)
-    if gating not in (SOFTMAX_GATING, SIGMOID_GATING):
-        raise header.error("expert_gating_func", f"is {gating!r:.80}; supported: 1 (softmax) and 2 (sigmoid)")
-    known = OLDER_GROUPS.get(header.get("n_routed_experts")) if header.name == "deepseek2" else None
-    header.set_defaults(dict(zip(("n_group", "topk_group"), known or (1, 1), strict=True)))
-    return gating == SIGMOID_GATING, bool(header.get("expert_weights_norm", False)), has_bias
 
 
 _LAYER: Final = "model.layers.{}.self_attn"
@@ -308,19 +219,23 @@ DEEPSEEK: Final = Architecture(
     name="deepseek",
     hf_readers={
         "DeepseekV2ForCausalLM": DeepseekConfigReader(
-            "deepseek_v2", no_windows, qkv_bias=False, has_sigmoid=False, defaults={"topk_method": "greedy"}
+            "deepseek_v2",
+            no_windows,
+            qkv_bias=False,
+            experts=partial(read_routed_experts, has_sigmoid=False),
+            defaults={"topk_method": "greedy"},
         ),
         "DeepseekV3ForCausalLM": DeepseekConfigReader(
             "deepseek_v3", no_windows, qkv_bias=False, defaults={"first_k_dense_replace": 3}
         ),
         "YoutuForCausalLM": DeepseekConfigReader(
-            "youtu", no_windows, qkv_bias=False, has_experts=False, defaults={"tie_word_embeddings": True}
+            "youtu", no_windows, qkv_bias=False, experts=None, defaults={"tie_word_embeddings": True}
         ),
         "Glm4MoeLiteForCausalLM": DeepseekConfigReader(
             "glm4_moe_lite", no_windows, qkv_bias=False, defaults={"first_k_dense_replace": 1}
         ),
     },
-    gguf_readers={"deepseek2": DeepseekConfigReader("deepseek2", no_windows)},
+    gguf_readers={"deepseek2": DeepseekConfigReader("deepseek2", no_windows, gguf_defaults={"norm_topk_prob": False})},
     gguf_names=DEEPSEEK_GGUF_NAMES,
     stacked_names={**stacked_experts(), **DEEPSEEK_STACKED_NAMES},
 )

@@ -1,7 +1,8 @@
-"""GLM-4-0414 (Z.ai, 2025), and GLM-4.5, 4.6 and 4.7 with experts as in DeepSeek-V3, without images.
+"""GLM-4-0414 (Z.ai, 2025), GLM-4.5, 4.6 and 4.7 with experts as in DeepSeek-V3, without images, and Solar Open.
 
-Both rotate the first half of each head. GLM-4-0414 has norms before and after each branch, and the two dimensions of a
-rotated pair in adjacent rows. Layers that predict further tokens (MTP) are not loaded.
+GLM rotates the first half of each head. GLM-4-0414 has norms before and after each branch, and the two dimensions of a
+rotated pair in adjacent rows. Layers that predict further tokens (MTP) are not loaded. Solar Open (Upstage, 2026) is
+GLM-4.5 with experts in every layer and whole heads that are rotated; its GGUF files are of GLM-4.5.
 """
 
 from __future__ import annotations
@@ -9,15 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from chairlift.models.architectures.deepseek import DEEPSEEK_GGUF_NAMES, DeepseekConfigReader
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
 from chairlift.models.declaration.attention_spec import RopeConfig
-from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture, StoredName, stacked_experts
 from chairlift.models.reading.config_fields import ConfigFields
+from chairlift.models.reading.expert_fields import read_routed_experts
 from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import read_head_dim
-from chairlift.models.reading.llama_sizes import NormNames
+from chairlift.models.reading.llama_sizes import LlamaSizes, NormNames
 from chairlift.models.reading.rope_fields import read_partial_rope
 
 NORMS: Final = NormNames(
@@ -27,40 +27,30 @@ NORMS: Final = NormNames(
 ROTATED_SHARE: Final = 0.5
 
 
-def _read_rope(fields: ConfigFields) -> RopeConfig:
-    """Read the rotary embedding, which every published model has in the first half of a head."""
-    rope = read_partial_rope(fields, 10_000.0, ROTATED_SHARE)
-    head_dim = read_head_dim(fields, fields.uniform("num_attention_heads"))
-    if (dims := rope.num_dims(head_dim)) != head_dim // 2:
-        raise fields.error(
-            "partial_rotary_factor",
-            f"rotates {dims} of {head_dim} dimensions; supported: one half of a head",
-        )
-    return rope
-
-
 class Glm4ConfigReader(LlamaConfigReader):
-    """The reader of GLM-4-0414."""
+    """The reader of GLM-4-0414, which has the pairs of the first half of a head in adjacent rows."""
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
-        return _read_rope(fields)
+        rope = read_partial_rope(fields, self.default_theta, ROTATED_SHARE)
+        head_dim = read_head_dim(fields, fields.uniform("num_attention_heads"))
+        if (dims := rope.num_dims(head_dim)) != head_dim // 2:
+            raise fields.error(
+                "partial_rotary_factor",
+                f"rotates {dims} of {head_dim} dimensions; supported: one half of a head",
+            )
+        return rope
 
 
-class Glm4MoeConfigReader(DeepseekConfigReader):
-    """The reader of GLM-4.5, 4.6 and 4.7."""
+class Glm4MoeConfigReader(LlamaConfigReader):
+    """The reader of GLM-4.5, 4.6 and 4.7, and of Solar Open."""
 
-    def __call__(self, fields: ConfigFields) -> ModelConfig:
-        sizes = self.read_sizes(fields)
+    def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
+        sizes = super().read_sizes(fields)
         if isinstance(fields, GGUFHeader):
-            has_norms, unread = "blk.0.attn_q_norm.weight" in fields.tensor_names, 0
+            has_norms = "blk.0.attn_q_norm.weight" in fields.tensor_names
         else:
             has_norms = fields.flag("use_qk_norm", False)
-            unread = fields.integer("num_nextn_predict_layers", 1, low=0)
-        sizes = replace(sizes, qk_norm="heads" if has_norms else None)
-        return replace(sizes.declare(), num_unread_layers=unread)
-
-    def _rope(self, fields: ConfigFields) -> RopeConfig:
-        return _read_rope(fields)
+        return replace(sizes, qk_norm="heads" if has_norms else None)
 
 
 _READER: Final = Glm4ConfigReader(
@@ -72,7 +62,23 @@ _READER: Final = Glm4ConfigReader(
     defaults={"head_dim": 128, "attention_bias": True},
 )
 _MOE_READER: Final = Glm4MoeConfigReader(
-    "glm4_moe", no_windows, output_bias_key=None, has_latent=False, defaults={"first_k_dense_replace": 1}
+    "glm4_moe",
+    no_windows,
+    output_bias_key=None,
+    experts=read_routed_experts,
+    rotated_share=ROTATED_SHARE,
+    defaults={"first_k_dense_replace": 1, "num_nextn_predict_layers": 1},
+    gguf_defaults={"norm_topk_prob": False},
+)
+_SOLAR: Final = replace(
+    _MOE_READER,
+    name="solar_open",
+    inner_key="moe_intermediate_size",
+    rotated_share=1.0,
+    default_theta=1e6,
+    defaults={"n_group": 1, "topk_group": 1},
+    required={"use_qk_norm": False, "first_k_dense_replace": 0, "mlp_layer_types": None},
+    ignored=("intermediate_size",),
 )
 
 _PAIRS: Final = {
@@ -94,10 +100,10 @@ GLM4: Final = Architecture(
 )
 GLM4_MOE: Final = Architecture(
     name="glm4_moe",
-    hf_readers={"Glm4MoeForCausalLM": _MOE_READER},
+    hf_readers={"Glm4MoeForCausalLM": _MOE_READER, "SolarOpenForCausalLM": _SOLAR},
     gguf_readers={"glm4moe": _MOE_READER},
     gguf_names={
-        **DEEPSEEK_GGUF_NAMES,
+        **GGUF_NAMES,
         "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
     },
     stacked_names=stacked_experts(),

@@ -19,7 +19,9 @@ from chairlift.models.reading.expert_fields import read_experts
 from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import MAX_LAYERS, read_head_dim, read_layer_windows
 from chairlift.models.reading.llama_sizes import ExpertSizes, LlamaSizes, NormNames, QKNormKind
-from chairlift.models.reading.rope_fields import read_rope
+from chairlift.models.reading.rope_fields import read_partial_rope, read_rope
+
+ExpertsReader = Callable[[ConfigFields, LlamaSizes], ExpertSizes | None]
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class LlamaConfigReader:
         output_bias_key: without `qkv_bias`, the field that says whether the output projection has a bias; None if it
             has none.
         norms, qk_norm, activation, gated, fused_projections: see LlamaSizes.
+        rotated_share: the share of the dimensions of a head that are rotated, in a `config.json` that does not contain
+            it; None if all are, in every file.
         reads_rope: whether the reader reads one rotary embedding; False if each layer has its own, or none has one.
         rotates_windows_only: whether layers without a window have no rotary embedding, if any layer has a window.
         experts: (fields, the sizes without experts) -> the experts of a layer; None for a model without them.
@@ -56,9 +60,10 @@ class LlamaConfigReader:
     activation: str = "silu"
     gated: bool = True
     fused_projections: Collection[str] = ()
+    rotated_share: float | None = None
     reads_rope: bool = True
     rotates_windows_only: bool = False
-    experts: Callable[[ConfigFields, LlamaSizes], ExpertSizes | None] | None = None
+    experts: ExpertsReader | None = None
     default_theta: float = 10_000.0
     inner_key: str = "intermediate_size"
     eps_key: str = "rms_norm_eps"
@@ -76,7 +81,7 @@ class LlamaConfigReader:
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
         """Read the sizes, for readers that change some of them."""
         self._prepare(fields)
-        layers = fields.integer("num_hidden_layers", high=MAX_LAYERS)
+        layers, unread = self._read_layers(fields)
         heads = fields.uniform("num_attention_heads", ignores_zeros=self.has_recurrence)
         kv_heads = self._number_of_layers(fields, "num_key_value_heads", heads)
         exact_quotient(fields, "num_attention_heads", heads, "num_key_value_heads", kv_heads)
@@ -90,6 +95,7 @@ class LlamaConfigReader:
             hidden_size=fields.integer("hidden_size"),
             intermediate_size=self._number_of_layers(fields, self.inner_key),
             num_layers=layers,
+            num_unread_layers=unread,
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
@@ -122,6 +128,16 @@ class LlamaConfigReader:
             fields.allow_only(key, value, f"{self.name} models are computed with {value}")
         fields.ignore(*self.ignored)
 
+    def _read_layers(self, fields: ConfigFields) -> tuple[int, int]:
+        """Return the number of layers, and of those behind them that are not loaded.
+
+        These predict further tokens (MTP); in GGUF files they are part of the number of blocks.
+        """
+        layers = fields.integer("num_hidden_layers", high=MAX_LAYERS)
+        if not isinstance(fields, GGUFHeader):
+            return layers, fields.integer("num_nextn_predict_layers", 0, low=0)
+        return layers - fields.integer("num_nextn_predict_layers", 0, low=0, high=layers - 1), 0
+
     def _number_of_layers(self, fields: ConfigFields, key: str, default: Any = REQUIRED) -> int:
         """Read a number that GGUF files may repeat for each layer."""
         return fields.uniform(key, default, ignores_zeros=self.has_recurrence)
@@ -131,6 +147,8 @@ class LlamaConfigReader:
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
         fields.allow_only("rope_interleaved", False, "the dimensions of a rotated pair must be half a head apart")
+        if self.rotated_share is not None:
+            return read_partial_rope(fields, self.default_theta, self.rotated_share)
         return read_rope(fields, self.default_theta)
 
     def _biases(self, fields: ConfigFields) -> tuple[bool, bool, bool]:

@@ -55,7 +55,7 @@ _READER: Final = MiniCPM3ConfigReader(
     "minicpm3",
     no_windows,
     qkv_bias=False,
-    has_experts=False,
+    experts=None,
     defaults={**DEFAULTS, "tie_word_embeddings": True},
     gguf_defaults=DEFAULTS,
 )

@@ -43,25 +43,27 @@ class Mistral4ConfigReader(DeepseekConfigReader):
             raise fields.error("rope_parameters.partial_rotary_factor", f"must rotate qk_rope_head_dim ({rotary})")
         return with_query_scale(fields, rope)
 
-    def _read_experts(self, fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
-        for key in ("n_group", "topk_group"):
-            fields.allow_only(key, 1, "experts must be chosen from one group")
-        fields.allow_only("expert_gating_func", SOFTMAX_GATING, f"the architecture requires {SOFTMAX_GATING} (softmax)")
-        count = fields.integer("n_routed_experts")
-        routing = ExpertRouting(
-            fields.integer("num_experts_per_tok", high=count),
-            read_softmax(fields),
-            scale=fields.number("routed_scaling_factor", 1.0),
-        )
-        dense, inner = read_first_dense_layers(fields, sizes.num_layers), fields.integer("moe_intermediate_size")
-        shared_size = inner * fields.integer("n_shared_experts", 0, low=0)
-        return ExpertSizes(count, inner, routing, dense, NAMES, shared_size=shared_size)
+
+def _read_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
+    for key in ("n_group", "topk_group"):
+        fields.allow_only(key, 1, "experts must be chosen from one group")
+    fields.allow_only("expert_gating_func", SOFTMAX_GATING, f"the architecture requires {SOFTMAX_GATING} (softmax)")
+    count = fields.integer("n_routed_experts")
+    routing = ExpertRouting(
+        fields.integer("num_experts_per_tok", high=count),
+        read_softmax(fields),
+        scale=fields.number("routed_scaling_factor", 1.0),
+    )
+    dense, inner = read_first_dense_layers(fields, sizes.num_layers), fields.integer("moe_intermediate_size")
+    shared_size = inner * fields.integer("n_shared_experts", 0, low=0)
+    return ExpertSizes(count, inner, routing, dense, NAMES, shared_size=shared_size)
 
 
 _READER: Final = Mistral4ConfigReader(
     "mistral4",
     no_windows,
     qkv_bias=False,
+    experts=_read_experts,
     defaults={"norm_topk_prob": True, "n_shared_experts": 1},
     gguf_defaults={"llama_4_scaling_beta": 0.1},  # llama.cpp's converter does not write it.
 )

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any, Final
 
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
-from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.layer_spec import LayerSpec
 from chairlift.models.declaration.matrix_spec import ATTENTION, PROJECTIONS, MatrixSpec, NormSpec
 from chairlift.models.declaration.model_config import ModelConfig, PredictorSpec
@@ -28,7 +27,6 @@ from chairlift.models.reading.expert_fields import QWEN_GGUF_NAMES, QWEN_NAMES, 
 from chairlift.models.reading.gguf_header import GGUFHeader, names_in_layers
 from chairlift.models.reading.layer_fields import check_recurrent_layers
 from chairlift.models.reading.llama_sizes import LlamaSizes
-from chairlift.models.reading.rope_fields import read_partial_rope
 
 LAYER_TYPES: Final[dict[Any, bool]] = {"linear_attention": True, "full_attention": False}
 """Type of a layer -> whether it has the gated delta rule in place of attention."""
@@ -155,9 +153,6 @@ class Qwen35ConfigReader(LlamaConfigReader):
         dtype = "dtype" if fields.get("dtype") is not None else "torch_dtype"
         return replace(sizes, dtype=fields.get(dtype, "float32"))
 
-    def _rope(self, fields: ConfigFields) -> RopeConfig:
-        return read_partial_rope(fields, self.default_theta, ROTATED_SHARE)
-
 
 def _read_predictor(fields: ConfigFields) -> PredictorNames | None:
     """The names of the predictor. One with several layers or with separate embeddings is not supported."""
@@ -183,8 +178,7 @@ def _read_layers(fields: ConfigFields, layers: int, further: int = 0) -> list[bo
 def _read_gguf(header: GGUFHeader, sizes: LlamaSizes) -> ModelConfig:
     """Read the properties of a GGUF file that a `config.json` does not have."""
     header.ignore("expert_weights_scale")
-    further = header.integer("nextn_predict_layers", 0, low=0, high=sizes.num_layers - 1)
-    sizes = replace(sizes, num_layers=sizes.num_layers - further)
+    further = header.integer("nextn_predict_layers", 0, low=0)
     heads, inner = header.integer("linear_num_value_heads"), header.integer("ssm.inner_size")
     value_dim = exact_quotient(header, "ssm.inner_size", inner, "linear_num_value_heads", heads)
     header.set_defaults({"linear_value_head_dim": value_dim})
@@ -232,7 +226,7 @@ QWEN35_GGUF_NAMES: Final[Mapping[str, str | StoredName]] = {
     "model.layers.{}.shared_head.norm": "blk.{}.nextn.shared_head_norm",
 }
 
-DENSE: Final = Qwen35ConfigReader("qwen3_5", no_windows, has_recurrence=True)
+DENSE: Final = Qwen35ConfigReader("qwen3_5", no_windows, has_recurrence=True, rotated_share=ROTATED_SHARE)
 MOE: Final = replace(DENSE, name="qwen3_5_moe", inner_key="moe_intermediate_size")
 NEXT: Final = replace(DENSE, name="qwen3_next")
 

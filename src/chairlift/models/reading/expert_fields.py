@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from chairlift.kernels.routing import ExpertRouting, ExpertSoftmax
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, shortened
 from chairlift.models.reading.gguf_header import GGUF_NAMES, SHARED_EXPERT, GGUFHeader, names_in_layers
-from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes
+from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
 
 NUM_EXPERTS: Final = ("num_experts", "num_local_experts")
 """The two names of the number of experts in `config.json`, which transformers treats as one."""
@@ -29,6 +30,18 @@ QWEN_GGUF_NAMES: Final = {
 SOFTMAX_GATING: Final = 1
 SIGMOID_GATING: Final = 2
 """The values of `expert_gating_func` in GGUF files."""
+
+SUM_EPS: Final = 1e-20
+"""See ExpertRouting."""
+
+BIASED_EXPERTS: Final = ExpertNames(selection_bias="mlp.gate.e_score_correction_bias")
+
+OLDER_GROUPS: Final = {160: (8, 3), 256: (8, 4)}
+"""Number of experts -> groups, and those with the experts of a token, of DeepSeek-V2 and V3: llama.cpp's converter has
+written them to GGUF files since October 2025 only, and chooses from all experts in older files."""
+
+TOPK_METHODS: Final = {"softmax": ("greedy", "group_limited_greedy"), "sigmoid": ("noaux_tc",)}
+"""`scoring_func` -> the values of `topk_method`, the default first."""
 
 
 def read_experts(
@@ -80,6 +93,85 @@ def read_dense_layers(fields: ConfigFields, layers: int) -> frozenset[int]:
     for number in listed:
         fields.as_integer("mlp_only_layers", number, low=0, high=layers - 1)
     return frozenset(listed) | {index for index in range(layers) if (index + 1) % step}
+
+
+def read_routed_experts(
+    fields: ConfigFields, sizes: LlamaSizes, names: ExpertNames = BIASED_EXPERTS, *, has_sigmoid: bool = True
+) -> ExpertSizes | None:
+    """Read the routed and shared experts of DeepSeek, and of models with the same router; None in a file without them.
+
+    Args:
+        names: the names in safetensors files.
+        has_sigmoid: whether experts are chosen as in DeepSeek-V3, by sigmoids and a bias, or as in V2 by a softmax.
+    """
+    inner: Any = REQUIRED
+    has_bias, is_greedy = has_sigmoid, False
+    if isinstance(fields, GGUFHeader):
+        if fields.get("n_routed_experts", 0) == 0:
+            fields.ignore("moe_intermediate_size", "n_shared_experts", "first_k_dense_replace")  # No effect.
+            return None
+        inner, names = sizes.intermediate_size, BIASED_EXPERTS
+        has_sigmoid, has_bias = _read_gguf_gating(fields)
+    else:
+        is_greedy = _read_gating(fields, has_sigmoid=has_sigmoid)
+    adds_up = fields.flag("norm_topk_prob", has_sigmoid)
+    count = fields.integer("n_routed_experts")
+    routing = ExpertRouting(
+        fields.integer("num_experts_per_tok", high=count),
+        "chosen" if adds_up else "all",
+        has_sigmoid=has_sigmoid,
+        sum_eps=SUM_EPS if has_sigmoid else 0.0,
+        scale=fields.number("routed_scaling_factor", 1.0),
+    )
+    inner = fields.integer("moe_intermediate_size", inner)
+    shared = inner * fields.integer("n_shared_experts", 0, low=0)
+    if isinstance(fields, GGUFHeader):
+        shared = fields.integer("moe_shared_expert_intermediate_size", shared, low=0)
+    return ExpertSizes(
+        count,
+        inner,
+        routing if is_greedy else _with_groups(routing, fields, count),
+        read_first_dense_layers(fields, sizes.num_layers),
+        names if has_bias else replace(names, selection_bias=None),
+        shared_size=shared,
+    )
+
+
+def _read_gating(fields: ConfigFields, *, has_sigmoid: bool) -> bool:
+    """Check the fields of the router in a `config.json`, and return whether it ignores groups of experts."""
+    scoring = "sigmoid" if has_sigmoid else "softmax"
+    method = fields.choice("topk_method", TOPK_METHODS[scoring], TOPK_METHODS[scoring][0])
+    fields.allow_only("scoring_func", scoring, f"topk_method {method} requires {scoring!r}")
+    fields.allow_only("moe_layer_freq", 1, "all layers after the first ones must have experts")
+    if not has_sigmoid:
+        fields.allow_only("norm_topk_prob", False, "transformers ignores it in this architecture")
+    if is_greedy := method == "greedy":
+        fields.ignore("n_group", "topk_group")  # They have no effect.
+    return is_greedy
+
+
+def _read_gguf_gating(header: GGUFHeader) -> tuple[bool, bool]:
+    """Return whether scores are sigmoids, and whether there is a bias, and set the groups of files without them."""
+    has_bias = any(name.endswith(".exp_probs_b.bias") for name in header.tensor_names)
+    gating = header.get("expert_gating_func", SIGMOID_GATING if has_bias else SOFTMAX_GATING)
+    if gating not in (SOFTMAX_GATING, SIGMOID_GATING):
+        raise header.error("expert_gating_func", f"is {gating!r:.80}; supported: 1 (softmax) and 2 (sigmoid)")
+    known = OLDER_GROUPS.get(header.get("n_routed_experts")) if header.name == "deepseek2" else None
+    header.set_defaults(dict(zip(("n_group", "topk_group"), known or (1, 1), strict=True)))
+    return gating == SIGMOID_GATING, has_bias
+
+
+def _with_groups(routing: ExpertRouting, fields: ConfigFields, count: int) -> ExpertRouting:
+    """Read the number of groups of experts, and how many of them have the experts of a token."""
+    groups = fields.integer("n_group", high=count)
+    used, chosen = fields.integer("topk_group", high=groups), routing.experts_per_token
+    if count % groups or used * (count // groups) < chosen:
+        raise fields.error(
+            "n_group",
+            f"({groups}) must divide {count} experts so that {used} groups ({fields.name_of('topk_group')}) hold "
+            f"{chosen} of a token",
+        )
+    return replace(routing, num_groups=groups, groups_per_token=used)
 
 
 def read_first_dense_layers(fields: ConfigFields, layers: int) -> frozenset[int]:

@@ -106,6 +106,7 @@ class LlamaSizes:
         embedding_multiplier, logits_multiplier, logits_soft_cap: see ModelConfig.
         attention_soft_cap: see AttentionSpec.logits_soft_cap.
         attention_sinks: whether attention has sinks, see AttentionSpec.
+        num_unread_layers: see ModelConfig.
     """
 
     name: str = "llama"
@@ -141,6 +142,7 @@ class LlamaSizes:
     residual_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     logits_soft_cap: float | None = None
+    num_unread_layers: int = 0
     dtype: str = "float32"
 
     def with_layer_ropes(self, local: RopeConfig, whole: RopeConfig | None) -> LlamaSizes:
@@ -166,6 +168,7 @@ class LlamaSizes:
             embedding_multiplier=self.embedding_multiplier,
             logits_multiplier=self.logits_multiplier,
             logits_soft_cap=self.logits_soft_cap,
+            num_unread_layers=self.num_unread_layers,
             dtype=self.dtype,
         )
 
