@@ -61,6 +61,9 @@ WHOLE_NAMES = {
     },
     "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
     **{f"mlp.{router}.e_score_correction_bias": "exp_probs_b.bias" for router in ("gate", "moe_statics")},
+    "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.expert_bias": "exp_probs_b.bias",
     "pre_ff_layernorm.weight": "ffn_norm",
 }
 """The parameters whose names do not end in "weight" or "bias"."""
@@ -70,6 +73,7 @@ EXPERTS = {
     "mlp.gate": "ffn_gate_inp",
     "mlp.gate.wg": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
+    "mlp.router.gate": "ffn_gate_inp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     **{
         f"{network}.{name}_proj": f"ffn_{name}_shexp"
@@ -149,6 +153,17 @@ LATENT_FIELDS: dict[str, Any] = {
     "expert_shared_count": 2,
     "expert_weights_scale": 1.7,
 }
+ROUTED_FIELDS: dict[str, Any] = {
+    "attention.key_length": 24,
+    "attention.value_length": 24,
+    "rope.dimension_count": 24,
+    "leading_dense_block_count": 1,
+    "expert_count": 8,
+    "expert_used_count": 3,
+    "expert_feed_forward_length": 40,
+    "expert_gating_func": 2,
+    "expert_weights_norm": True,
+}
 MAMBA_FIELDS: dict[str, Any] = {
     "attention.scale": 0.3,
     "embedding_scale": 3.0,
@@ -179,6 +194,11 @@ LAYER_NORM: dict[str, Any] = {
     "logit_scale": 0.0625,
 }
 FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+AFMOE = {
+    "self_attn.gate_proj": "attn_gate",
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_mlp_layernorm": "ffn_norm",
+}
 LAYER_NORMS = {
     "post_self_attn_layernorm": "post_attention_norm",
     "post_mlp_layernorm": "post_ffw_norm",
@@ -246,6 +266,59 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "expert_gating_func": 2,
         "expert_group_count": 1,
         "expert_group_used_count": 1,
+    },
+    "solar_open": {
+        "attention.key_length": 24,
+        "attention.value_length": 24,
+        "rope.dimension_count": 24,
+        "rope.freq_base": 1e6,
+        "feed_forward_length": None,
+        "expert_count": 8,
+        "expert_used_count": 3,
+        "expert_feed_forward_length": 40,
+        "expert_shared_count": 2,
+        "expert_weights_scale": 1.7,
+        "expert_weights_norm": True,
+        "expert_gating_func": 2,
+    },
+    "hy_v3": {
+        **ROUTED_FIELDS,
+        "block_count": 4,
+        "nextn_predict_layers": 1,
+        "rope.freq_base": 11158840.0,
+        "expert_shared_feed_forward_length": 80,
+        "expert_weights_scale": 1.7,
+    },
+    "afmoe": {
+        **ROUTED_FIELDS,
+        "block_count": 5,
+        "attention.sliding_window": 20,
+        "expert_shared_count": 2,
+        "expert_weights_scale": 1.7,
+    },
+    "exaone_moe": {
+        **ROUTED_FIELDS,
+        "block_count": 6,
+        "nextn_predict_layers": 1,
+        "attention.sliding_window": 20,
+        "attention.sliding_window_pattern": [True, True, True, False, True],
+        "expert_shared_count": 2,
+        "expert_shared_feed_forward_length": 80,
+        "expert_group_count": 4,
+        "expert_group_used_count": 2,
+        "expert_weights_scale": 2.5,
+        "rope.scaling.type": "none",
+    },
+    "minimax_m2": {
+        "attention.key_length": 24,
+        "attention.value_length": 24,
+        "rope.dimension_count": 16,
+        "rope.freq_base": 5e6,
+        "feed_forward_length": 40,
+        "expert_count": 8,
+        "expert_used_count": 3,
+        "expert_feed_forward_length": 40,
+        "expert_gating_func": 2,
     },
     "hunyuan": {
         "attention.key_length": 24,
@@ -596,7 +669,9 @@ ARCHITECTURE_NAMES = {
     "qwen3_next": "qwen3next",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), "deepseek2"),
     "cohere": "command-r",
-    "glm4_moe": "glm4moe",
+    **dict.fromkeys(("glm4_moe", "solar_open"), "glm4moe"),
+    "minimax_m2": "minimax-m2",
+    "exaone_moe": "exaone-moe",
     "hunyuan": "hunyuan-dense",
     "granite4_h": "granitehybrid",
     "granite4_h_moe": "granitehybrid",
@@ -610,10 +685,11 @@ SAME_MODELS = {"exaone": "llama", "qwen2vl": "qwen2", "qwen3vl": "qwen3", "qwen3
 
 MAMBA_ARCHITECTURES = ("granite4_h", "granite4_h_moe", "falcon_h1", "nemotron_h", "nemotron_h_moe")
 LATENT_ARCHITECTURES = ("deepseek2", "glm4moe", "mistral4", "minicpm3")
-NORMED_BRANCHES = ("gemma", "olmo2", "olmo3", "exaone4", "gpt", "seed_oss", "glm4_moe")
+NORMED_BRANCHES = ("gemma", "olmo2", "olmo3", "exaone4", "gpt", "seed_oss", "glm4_moe", "solar_open")
 LARGER_EPS = (
     "ernie4_5", "olmo2", "olmo3", "exaone4", "olmoe", "phi3", "ministral3", "mixtral", "gpt_oss", "lfm2", "lfm2_moe",
     "falcon_h1", "nemotron_h", "nemotron_h_moe", "glm4_moe_lite", "glm4_moe", "arcee", "hunyuan", "minicpm3",
+    "solar_open", "hy_v3", "afmoe", "exaone_moe",
 )  # fmt: skip
 
 
@@ -629,6 +705,7 @@ def convert_name(name: str, arch: str) -> str:
         **(QWEN35 if arch.startswith(("qwen3_5", "qwen3_next")) else {}),
         **(MAMBA if arch in MAMBA_ARCHITECTURES else {}),
         **(LATENT if ARCHITECTURE_NAMES.get(arch, arch) in LATENT_ARCHITECTURES else {}),
+        **(AFMOE if arch == "afmoe" else {}),
         **(BRANCH_NORMS if arch != "gemma" and arch.startswith(NORMED_BRANCHES) and arch != "glm4_moe_lite" else {}),
     }
     if name.startswith("mtp.") and not name.startswith("mtp.layers."):

@@ -118,6 +118,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("glm4", {}),
     "glm4_moe": ("glm4_moe", {}),
     "glm4_moe_lite": ("glm4_moe_lite", {}),
+    "solar_open": ("solar_open", {}),
+    "minimax_m2": ("minimax_m2", {}),
+    "hy_v3": ("hy_v3", {}),
+    "hy_v3-biases": (
+        "hy_v3",
+        {"attention_bias": True, "mlp_bias": True, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
+    "afmoe": ("afmoe", {}),
+    "afmoe-biases": (
+        "afmoe",
+        {"attention_bias": True, "mup_enabled": False, "num_dense_layers": 2, "global_attn_every_n_layers": 3},
+    ),
+    "exaone_moe": ("exaone_moe", {}),
+    "exaone_moe-scores": ("exaone_moe", {"norm_topk_prob": False, "n_group": 1, "topk_group": 1}),
+    "minimax_m2-whole-heads": ("minimax_m2", {"rotary_dim": None, "tie_word_embeddings": True}),
     "glm4_moe_lite-layers": (
         "glm4_moe_lite",
         {"q_lora_rank": None, "mlp_layer_types": ["sparse", "dense", "sparse"], "tie_word_embeddings": True},

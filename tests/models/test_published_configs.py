@@ -16,7 +16,8 @@ from chairlift.models.registry import read_gguf_config, read_hf_config
 
 FILE = Path(__file__).parents[1] / "data" / "published_configs.jsonl"
 CONFIGS: dict[str, dict[str, Any]] = {
-    config.pop("name"): config for config in map(json.loads, FILE.read_text(encoding="utf-8").splitlines())
+    config.pop("name"): {key: value for key, value in config.items() if key != "source"}
+    for config in map(json.loads, FILE.read_text(encoding="utf-8").splitlines())
 }
 CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("Qwen2.5-7B", {"use_mrope": True}),
@@ -58,6 +59,22 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("GLM-4.7-Flash", {"partial_rotary_factor": 0.5}),
     ("GLM-4-9B-0414", {"partial_rotary_factor": 0.26}),
     ("GLM-4.5-Air", {"scoring_func": "softmax"}),
+    ("MiniMax-M2.7", {"attn_type_list": [0, 1] * 31}),
+    ("MiniMax-M2.7", {"qk_norm_type": "per_head"}),
+    ("MiniMax-M2.7", {"scoring_func": "softmax"}),
+    ("MiniMax-M2.7", {"shared_intermediate_size": 1536}),
+    ("MiniMax-M2.7", {"rotary_dim": 256}),
+    ("MiniMax-M2.7", {"n_routed_experts": 8}),
+    ("Solar-Open-100B", {"use_qk_norm": True}),
+    ("Solar-Open-100B", {"first_k_dense_replace": 1}),
+    ("Hy3-preview", {"moe_router_use_sigmoid": False}),
+    ("Hy3-preview", {"route_norm": False}),
+    ("Hy3-preview", {"qk_norm": False}),
+    ("Hy3-preview", {"first_k_dense_replace": 3}),
+    ("Trinity-Mini", {"route_norm": False}),
+    ("Trinity-Mini", {"score_func": "softmax"}),
+    ("Trinity-Mini", {"num_limited_groups": 2}),
+    ("K-EXAONE-236B-A23B", {"topk_method": "greedy"}),
     ("AFM-4.5B", {"hidden_act": "silu"}),
     ("c4ai-command-r7b-12-2024", {"use_gated_activation": False}),
     ("c4ai-command-r7b-12-2024", {"position_embedding_type": "alibi"}),

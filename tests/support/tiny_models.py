@@ -76,6 +76,15 @@ TINY_LATENT: dict[str, Any] = {
     "n_shared_experts": 2,
     "routed_scaling_factor": 1.7,
 }
+TINY_ROUTED: dict[str, Any] = {
+    **TINY_GATED,
+    "num_hidden_layers": 3,
+    "head_dim": 24,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "num_shared_experts": 2,
+    "moe_intermediate_size": 40,
+}
 TINY_GROUPS: dict[str, Any] = {"first_k_dense_replace": 1, "n_group": 4, "topk_group": 2}
 LONG_ROPE: dict[str, Any] = {
     "rope_type": "longrope",
@@ -493,6 +502,39 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 1.7,
         },
     ),
+    "solar_open": (
+        "SolarOpen",
+        {
+            **TINY_GATED,
+            "head_dim": 24,
+            "attention_bias": True,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
+    "minimax_m2": (
+        "MiniMaxM2",
+        {
+            **TINY_GATED,
+            "intermediate_size": 40,
+            "head_dim": 24,
+            "rotary_dim": 16,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+        },
+    ),
+    "hy_v3": ("HYV3", {**TINY_ROUTED, "router_scaling_factor": 1.7}),
+    "afmoe": (
+        "Afmoe",
+        {**TINY_ROUTED, "num_hidden_layers": 5, "route_scale": 1.7, "mup_enabled": True, "sliding_window": 20},
+    ),
+    "exaone_moe": (
+        "ExaoneMoe",
+        {**TINY_ROUTED, "num_hidden_layers": 5, "n_group": 4, "topk_group": 2, "sliding_window": 20},
+    ),
     "glm4_moe_lite": ("Glm4MoeLite", {**TINY_LATENT, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}),
     "mistral4": (
         "Mistral4",
@@ -567,6 +609,11 @@ glm4_moe_lite   x       x       x      .     .         .        .       .      .
 mistral4        x       .       .      .     .         .        .       .      x        .
 youtu           .       .       .      .     .         .        .       .      .        .
 minicpm3        x       .       .      .     .         .        .       .      .        .
+solar_open      .       .       .      .     .         .        .       .      .        .
+minimax_m2      x       .       .      x     .         .        .       .      x        .
+hy_v3           .       .       .      .     .         .        .       .      x        .
+afmoe           x       x       .      x     x         x        .       .      .        x
+exaone_moe      .       .       .      .     .         x        .       .      .        .
 opt             x       .       .      .     x         .        .       x      .        x
 """
 """The properties that a case of an architecture protects.

@@ -84,14 +84,14 @@ def _declare_delta(delta: DeltaSizes, hidden_size: int, index: int) -> Recurrenc
     )
 
 
-def _exaone_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
+def exaone_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     """Return the window of each layer; empty without windows, where every layer has a rotary embedding."""
     windows = read_windows(fields, layers, pattern=4, default=4096)
     return () if fields.window(4096) is None else windows
 
 
 _EXAONE4: Final = LlamaConfigReader(
-    "exaone4", _exaone_windows, qkv_bias=False, norms=NORMS, qk_norm="heads", rotates_windows_only=True
+    "exaone4", exaone_windows, qkv_bias=False, norms=NORMS, qk_norm="heads", rotates_windows_only=True
 )
 _OLMO3: Final = Olmo3ConfigReader(
     "olmo3", partial(read_windows, pattern=4, default=4096), norms=NORMS, qk_norm="rows", reads_rope=False

@@ -16,8 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
-from chairlift.models.declaration.layer_spec import LayerSpec
-from chairlift.models.declaration.matrix_spec import ATTENTION, PROJECTIONS, MatrixSpec, NormSpec
+from chairlift.models.declaration.matrix_spec import PROJECTIONS, MatrixSpec, NormSpec
 from chairlift.models.declaration.model_config import ModelConfig, PredictorSpec
 from chairlift.models.declaration.recurrence_spec import RecurrenceSpec
 from chairlift.models.reading.architecture import Architecture, StoredName, stacked_experts
@@ -26,7 +25,7 @@ from chairlift.models.reading.delta_sizes import DeltaSizes, read_delta_sizes
 from chairlift.models.reading.expert_fields import QWEN_GGUF_NAMES, QWEN_NAMES, read_dense_layers, read_experts
 from chairlift.models.reading.gguf_header import GGUFHeader, names_in_layers
 from chairlift.models.reading.layer_fields import check_recurrent_layers
-from chairlift.models.reading.llama_sizes import LlamaSizes
+from chairlift.models.reading.llama_sizes import AttentionGate, LlamaSizes
 
 LAYER_TYPES: Final[dict[Any, bool]] = {"linear_attention": True, "full_attention": False}
 """Type of a layer -> whether it has the gated delta rule in place of attention."""
@@ -96,9 +95,8 @@ class Qwen35Sizes:
     predictor: PredictorNames | None = None
 
     def declare(self) -> ModelConfig:
-        layers = (self._with_attention(index, f"model.layers.{index}") for index in range(self.sizes.num_layers))
         predictor = None if self.predictor is None else self._declare_predictor(self.predictor)
-        config = replace(self.sizes.declare(), layers=tuple(layers), predictor=predictor)
+        config = replace(self.sizes.declare(), predictor=predictor)
         declare = partial(_declare_delta, self.delta, self.inputs, self.sizes)
         return config.with_recurrences(self.recurrent, declare)
 
@@ -108,21 +106,12 @@ class Qwen35Sizes:
 
         hidden = self.sizes.hidden_size
         return PredictorSpec(
-            layer=self._with_attention(self.sizes.num_layers, names.layer),
+            layer=self.sizes.declare_layer(self.sizes.num_layers, names.layer),
             projection=MatrixSpec(PROJECTIONS, "predictor_in", ((names.projection, hidden),), 2 * hidden),
             embedding_norm=norm(names.embedding_norm),
             hidden_norm=norm(names.hidden_norm),
             norm=norm(names.norm),
         )
-
-    def _with_attention(self, index: int, prefix: str) -> LayerSpec:
-        """Declare a layer with attention, whose parameters begin with `prefix`."""
-        layer = self.sizes.declare_layer(index, prefix)
-        spec = layer.attention
-        assert spec is not None, "every layer of LlamaSizes has attention"
-        part = f"{prefix}.self_attn.q_gate", spec.query_size
-        gate = MatrixSpec(ATTENTION, "gate", (part,), spec.qkv.in_features, spec.qkv.has_bias)
-        return replace(layer, attention=replace(spec, gate=gate))
 
 
 class Qwen35ConfigReader(LlamaConfigReader):
@@ -151,7 +140,8 @@ class Qwen35ConfigReader(LlamaConfigReader):
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
         sizes = super().read_sizes(fields)
         dtype = "dtype" if fields.get("dtype") is not None else "torch_dtype"
-        return replace(sizes, dtype=fields.get(dtype, "float32"))
+        gate = AttentionGate("q_gate", sizes.qkv_bias)
+        return replace(sizes, dtype=fields.get(dtype, "float32"), attention_gate=gate)
 
 
 def _read_predictor(fields: ConfigFields) -> PredictorNames | None:

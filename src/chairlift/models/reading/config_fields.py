@@ -169,10 +169,9 @@ class ConfigFields:
             if key in neutral:
                 continue
             if not is_harmless(key, value):
-                raise self.error(
-                    key,
-                    f"is {shortened(value)}, and the {owner} does not declare this property; "
-                    f"remove it from the file if it has no influence on inference",
+                raise ModelLoadError(
+                    f"{self.source}: {self._prefix}{key} is {shortened(value)}, and the {owner} does not declare this "
+                    "property; remove it from the file if it has no influence on inference"
                 )
             harmless[self._prefix + key] = value
         for nested in self._nested.values():

@@ -42,6 +42,18 @@ class NormNames:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionGate:
+    """The gate of attention, see `AttentionSpec.gate`.
+
+    Attributes:
+        name: the name of its projection, without the name of the layer.
+    """
+
+    name: str
+    has_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertNames:
     """The names of the parameters of a mixture of experts, each without the name of the layer.
 
@@ -106,6 +118,7 @@ class LlamaSizes:
         embedding_multiplier, logits_multiplier, logits_soft_cap: see ModelConfig.
         attention_soft_cap: see AttentionSpec.logits_soft_cap.
         attention_sinks: whether attention has sinks, see AttentionSpec.
+        attention_gate: the gate of attention, or None.
         num_unread_layers: see ModelConfig.
     """
 
@@ -129,6 +142,7 @@ class LlamaSizes:
     attention_scale: float | None = None
     attention_soft_cap: float | None = None
     attention_sinks: bool = False
+    attention_gate: AttentionGate | None = None
     activation: str = "silu"
     gated: bool = True
     tie_word_embeddings: bool = False
@@ -206,7 +220,7 @@ class LlamaSizes:
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         parts = (("q_proj", queries), ("k_proj", keys), ("v_proj", keys))
         qkv = self._parts(prefix, parts, "qkv_proj")
-        output = ((f"{prefix}.o_proj", self.hidden_size),)
+        output, gate = ((f"{prefix}.o_proj", self.hidden_size),), self.attention_gate
         return AttentionSpec(
             qkv=MatrixSpec(ATTENTION, "qkv", qkv, self.hidden_size, self.qkv_bias),
             output=MatrixSpec(ATTENTION, "output", output, queries, self.output_bias),
@@ -219,7 +233,11 @@ class LlamaSizes:
             head_norm=None if self.qk_norm is None else self._head_norm(prefix),
             logits_soft_cap=self.attention_soft_cap,
             sinks=f"{prefix}.sinks" if self.attention_sinks else None,
+            gate=None if gate is None else self._gate(prefix, gate, queries),
         )
+
+    def _gate(self, prefix: str, gate: AttentionGate, width: int) -> MatrixSpec:
+        return MatrixSpec(ATTENTION, "gate", ((f"{prefix}.{gate.name}", width),), self.hidden_size, gate.has_bias)
 
     def _head_norm(self, prefix: str) -> HeadNormSpec:
         names = f"{prefix}.q_norm", f"{prefix}.k_norm"

@@ -121,7 +121,8 @@ AUTO_ROUND_GROUPS: Final = {"nv_fp": NVFP4_GROUP, "mx_fp": GROUP}
 
 
 def _read_fp8(fields: ConfigFields) -> Quantization:
-    _only(fields, "fmt", "e4m3", "floats in E4M3")
+    if fields.get("fmt") != "float8_e4m3fn":  # The name in files of MiniMax-M2.
+        _only(fields, "fmt", "e4m3", "floats in E4M3")
     for key in ("format", "checkpoint_format"):
         _choice(fields, key, ("fp8", "float8_e4m3fn"), fields.get(key, "fp8"))
     for key, value in FP8_VALUES.items():
