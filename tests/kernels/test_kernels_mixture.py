@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
-from chairlift.kernels.activations import activation_kernel
+from chairlift.kernels.activations import GateActivation, activation_kernel
 from chairlift.kernels.cpu import load
 from chairlift.kernels.grouped_mixture import route
 from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LoadedMatrix, Mixture, Prologue, RowKernel
@@ -153,11 +154,12 @@ def test_a_bias_changes_the_choice_but_not_the_weights() -> None:
 
 
 @pytest.mark.parametrize("kernels", ["reference", *KERNEL_SETS])
-@loop_over("width", [1, SIZE])
-def test_gates_multiply_by_the_sigmoid(kernels: str, width: int) -> None:
-    rows, logits = torch.randn(5, SIZE), torch.randn(5, width)
-    expected = rows / (1 + (-logits).exp())
-    torch.testing.assert_close(get_kernels(kernels).gate(rows.clone(), logits), expected)
+@loop_over(("num_gates", "activation"), product((1, 4, SIZE), ("sigmoid", "softplus")))
+def test_gates_multiply_consecutive_values(kernels: str, num_gates: int, activation: GateActivation) -> None:
+    rows, logits = torch.randn(5, SIZE), 12 * torch.randn(5, num_gates)
+    factors = 1 / (1 + (-logits).exp()) if activation == "sigmoid" else logits.double().exp().log1p().float()
+    expected = (rows.view(5, num_gates, -1) * factors[..., None]).flatten(1)
+    torch.testing.assert_close(get_kernels(kernels).gate(rows.clone(), logits, activation), expected)
 
 
 @pytest.mark.parametrize("kernels", KERNEL_SETS)

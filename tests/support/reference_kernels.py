@@ -8,8 +8,9 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 
-from chairlift.kernels.activations import find_activation, sigmoid
+from chairlift.kernels.activations import GateActivation, find_activation, sigmoid
 from chairlift.kernels.attention import (
     AttentionBackend,
     AttentionMetadata,
@@ -85,9 +86,10 @@ def apply_prologue(x: torch.Tensor, prologue: Prologue) -> torch.Tensor:
     return layer_norm(x, prologue.weight, prologue.bias, prologue.eps)
 
 
-def gate(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """The product of x [T, n] and the sigmoid of logits, [T, n] or [T, 1], which may be computed in the memory of x."""
-    return x * sigmoid(logits)
+def gate(x: torch.Tensor, logits: torch.Tensor, activation: GateActivation) -> torch.Tensor:
+    """The product of x [T, n] and activation(logits), [T, m]; each logit is that of n / m consecutive values."""
+    factors = sigmoid(logits) if activation == "sigmoid" else F.softplus(logits)
+    return x * factors.repeat_interleave(x.shape[1] // logits.shape[1], dim=1)
 
 
 class ReferenceMixture:

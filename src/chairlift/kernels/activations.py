@@ -23,6 +23,13 @@ NATIVE_PROLOGUES: Final[tuple[str, ...]] = get_args(NativePrologueKind)
 """The norms and row kernels that native kernels compute before a product. Torch computes the others there too."""
 
 
+GateActivation = Literal["sigmoid", "softplus"]
+"""The function of the logits of `Kernels.gate`."""
+
+LINEAR_SOFTPLUS: Final = 20.0
+"""softplus(x) is x where x is greater."""
+
+
 @dataclass(frozen=True, slots=True)
 class Activation:
     """An activation function.
@@ -40,6 +47,11 @@ def sigmoid(x: torch.Tensor) -> torch.Tensor:
     """The sigmoid by torch.exp. Unlike with torch.sigmoid, its last bit does not depend on the position of a value in
     the tensor."""
     return 1 / (1 + (-x).exp())
+
+
+def softplus(x: torch.Tensor) -> torch.Tensor:
+    """log(1 + e^x), whose last bit does not depend on the position of a value in the tensor either."""
+    return x.where(x > LINEAR_SOFTPLUS, x.clamp(max=LINEAR_SOFTPLUS).exp().log1p())
 
 
 def _functional(x: torch.Tensor, name: str, **options: str) -> torch.Tensor:

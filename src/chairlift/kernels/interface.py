@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from chairlift.kernels.activations import GateActivation
 from chairlift.kernels.attention import AttentionBackend, AttentionShape, StepContext
 from chairlift.kernels.lora import LoraLayer
 from chairlift.kernels.recurrence import Recurrence, RecurrentKernel
@@ -199,7 +200,8 @@ class Kernels:
         make_recurrence: (recurrence) -> the kernel of a recurrence, and the memory of its states.
         new_rows: (x [T, n], purpose, width) -> rows [T, width] without defined values, for results of other kernels.
             The next call with the same purpose and width may return the same memory.
-        gate: (x [T, n], logits [T, n] or [T, 1]) -> x * sigmoid(logits), which may be computed in the memory of x.
+        gate: (x [T, n], logits [T, m], activation) -> x * activation(logits), which may be computed in the memory of x.
+            Each logit is that of n / m consecutive values.
         attention: (shape) -> the attention backend of a model.
         notes: lines to log once a model is loaded.
         run_layers: `run_in_order` for layers that only call functions of this set.
@@ -214,7 +216,7 @@ class Kernels:
     make_residual_sum: Callable[[Prologue, Prologue, float, float], ResidualSumKernel]
     make_mixture: Callable[[Mixture], RowKernel]
     make_recurrence: Callable[[Recurrence], RecurrentKernel]
-    gate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    gate: Callable[[torch.Tensor, torch.Tensor, GateActivation], torch.Tensor]
     attention: Callable[[AttentionShape], AttentionBackend[Any]]
     make_feed_forward: Callable[[LinearKernel, LinearKernel], FeedForwardKernel] = compose_feed_forward
     call_each: Callable[[Sequence[LinearKernel], Sequence[torch.Tensor], Sequence[torch.Tensor]], None] = call_each

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from chairlift.kernels.activations import find_activation, sigmoid
+from chairlift.kernels.activations import GateActivation, find_activation, sigmoid, softplus
 from chairlift.kernels.interface import NORM_KINDS, Prologue, RowKernel
 
 PACK_ROWS = 16
@@ -43,9 +43,12 @@ class PackedLinear:
         return weight.dtype == torch.float32
 
 
-def gate(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+def gate(x: torch.Tensor, logits: torch.Tensor, activation: GateActivation) -> torch.Tensor:
     """Compute `Kernels.gate` in the memory of x."""
-    return x.mul_(sigmoid(logits))
+    factors = sigmoid(logits) if activation == "sigmoid" else softplus(logits)
+    (num_rows, size), num_gates = x.shape, logits.shape[1]
+    x.view(num_rows, num_gates, size // num_gates).mul_(factors[..., None])
+    return x
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

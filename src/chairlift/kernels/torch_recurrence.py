@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from chairlift.kernels.activations import sigmoid
+from chairlift.kernels.activations import sigmoid, softplus
 from chairlift.kernels.recurrence import (
     L2_EPS,
     Convolution,
@@ -20,9 +20,6 @@ from chairlift.kernels.recurrence import (
     StateStep,
     allocate_state,
 )
-
-LINEAR_SOFTPLUS = 20.0
-"""softplus(x) is x where x is greater."""
 
 
 class TorchRecurrence:
@@ -58,7 +55,7 @@ def _gated_delta(rule: GatedDelta, rows: torch.Tensor, state: RecurrentState, st
     q, k = (part.reshape(len(rows), -1, rule.key_dim) for part in mixed[:, : 2 * keys].chunk(2, dim=1))
     v = mixed[:, 2 * keys :].reshape(len(rows), -1, rule.value_dim)
     q, k = (part * torch.rsqrt(_tree_sum(part * part, -1) + L2_EPS) for part in (q, k))
-    g = rule.decay.float() * _softplus(a + rule.dt_bias.float())
+    g = rule.decay.float() * softplus(a + rule.dt_bias.float())
     beta = rule.beta_scale * sigmoid(b)
     o = _scan(torch.exp(g), q * rule.key_dim**-0.5, k, v, beta, state.matrix, step, rule.has_tiled_keys)
     return _rms_norm(o, rule.norm_weight, rule.norm_eps).flatten(1) * _silu(z)
@@ -73,7 +70,7 @@ def _mamba2(rule: Mamba2, rows: torch.Tensor, state: RecurrentState, step: State
     x, b, c = torch.split(mixed, list(rule.mixed_parts), dim=1)
     x = x.reshape(len(rows), rule.num_heads, rule.head_dim)
     b, c = (part.reshape(len(rows), -1, rule.state_size) for part in (b, c))
-    t = _softplus(dt + rule.dt_bias.float()).clamp(*rule.dt_limits)
+    t = softplus(dt + rule.dt_bias.float()).clamp(*rule.dt_limits)
     o = _scan(torch.exp(rule.decay.float() * t), c, b, t[..., None] * x, None, state.matrix, step)
     y = (o + rule.skip.float()[:, None] * x).flatten(1)
     if rule.norm_weight is None:
@@ -170,7 +167,3 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
 
 def _silu(x: torch.Tensor) -> torch.Tensor:
     return x * sigmoid(x)
-
-
-def _softplus(x: torch.Tensor) -> torch.Tensor:
-    return torch.where(x > LINEAR_SOFTPLUS, x, torch.log1p(torch.exp(x.clamp(max=LINEAR_SOFTPLUS))))

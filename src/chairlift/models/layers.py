@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from chairlift.kernels.activations import GateActivation
 from chairlift.kernels.attention import AttentionShape, KVCache, QKNorm, RotaryStep, StepContext
 from chairlift.kernels.interface import (
     NO_PROLOGUE,
@@ -107,12 +108,15 @@ class LayerBuilder:
         )
         return self._kernels.make_mixture(loaded)
 
-    def gate(self, spec: MatrixSpec, norm: NormSpec | None) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-        """Load the projection of a gate: rows [T, n], x [T, hidden_size] -> rows * sigmoid(projection(norm(x))).
+    def gate(
+        self, spec: MatrixSpec, norm: NormSpec | None, activation: GateActivation = "sigmoid"
+    ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """Load the projection of a gate: rows [T, n], x [T, hidden_size] -> rows * activation(projection(norm(x))).
 
-        The projection has n values, or one for all values of a row. The values of `rows` are lost.
+        Each value of the projection is the gate of as many consecutive values of a row. The values of `rows` are lost.
         """
-        return partial(_multiply_gate, self._kernels.gate, self.adapted_linear(spec, self.norm(norm)))
+        projection = self.adapted_linear(spec, self.norm(norm))
+        return partial(_multiply_gate, self._kernels.gate, projection, activation)
 
     def _load(self, spec: MatrixSpec) -> LoadedMatrix:
         load = self._kernels.load_router if spec.keeps_format else self._kernels.load_matrix
@@ -225,12 +229,13 @@ class LayerBuilder:
 
 
 def _multiply_gate(
-    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    multiply: Callable[[torch.Tensor, torch.Tensor, GateActivation], torch.Tensor],
     projection: LinearKernel,
+    activation: GateActivation,
     rows: torch.Tensor,
     x: torch.Tensor,
 ) -> torch.Tensor:
-    return multiply(rows, projection(x))
+    return multiply(rows, projection(x), activation)
 
 
 class Attention:
@@ -244,7 +249,7 @@ class Attention:
         self._rotation = None if spec.rope is None else builder.ropes.index((spec.rope, spec.head_dim))
         project = builder.adapted_linear if spec.qkv in spec.adaptable else builder.linear
         self._qkv = project(spec.qkv, builder.norm(norm))
-        self._gate = None if spec.gate is None else builder.gate(spec.gate, norm)
+        self._gate = None if spec.gate is None else builder.gate(spec.gate, norm, spec.gate_activation)
         self._output = builder.adapted_linear(spec.output)
         self._head_norm = builder.head_norm(spec)
         self._norms_rotated = spec.head_norm is not None and spec.head_norm.follows_rotation

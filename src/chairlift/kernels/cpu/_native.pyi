@@ -330,18 +330,29 @@ class ResidualSum:
         """
 
 def gate(
-    x_ptr: int, x_stride: int, logits_ptr: int, logits_stride: int, num_rows: int, size: int, is_shared: bool
+    x_ptr: int,
+    x_stride: int,
+    logits_ptr: int,
+    logits_stride: int,
+    num_rows: int,
+    size: int,
+    num_gates: int,
+    activation: str,
 ) -> None:
     """
-    Multiply rows by the sigmoid of logits, in their memory.
+    Multiply rows by activation(logits), in their memory.
 
     Args:
         x_ptr: float32 [num_rows, size], overwritten with the product.
         x_stride, logits_stride: The distance between rows, in floats.
-        logits_ptr: float32 [num_rows, size], or [num_rows, 1] if `is_shared`.
+        logits_ptr: float32 [num_rows, num_gates]. Each logit is that of size / num_gates consecutive values.
         num_rows: The number of rows.
         size: The values of a row.
-        is_shared: Whether all values of a row have the same logit.
+        num_gates: The number of logits of a row.
+        activation: "sigmoid" or "softplus".
+
+    Raises:
+        ValueError: The activation is unknown, or num_gates does not divide size.
     """
 
 class ExpertMixture:

@@ -17,7 +17,7 @@ import torch
 
 from chairlift.errors import ModelLoadError
 from chairlift.kernels import torch_ops
-from chairlift.kernels.activations import NATIVE_PROLOGUES
+from chairlift.kernels.activations import NATIVE_PROLOGUES, GateActivation
 from chairlift.kernels.cpu import load, native
 from chairlift.kernels.cpu.attention import NativeAttention
 from chairlift.kernels.cpu.formats import packed_parts
@@ -343,11 +343,11 @@ class NativeResidualSum:
         return stream
 
 
-def native_gate(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+def native_gate(x: torch.Tensor, logits: torch.Tensor, activation: GateActivation) -> torch.Tensor:
     """Compute `Kernels.gate` in the memory of x."""
-    (num_rows, size), is_shared = x.shape, logits.shape[1] == 1
-    assert logits.shape == (num_rows, 1 if is_shared else size), "x and logits must have the same shape"
-    native.gate(*rows_of(x), *rows_of(logits), num_rows, size, is_shared)
+    assert len(x) == len(logits), "x and logits must have the same number of rows"
+    (num_rows, size), num_gates = x.shape, logits.shape[1]
+    native.gate(*rows_of(x), *rows_of(logits), num_rows, size, num_gates, activation)
     return x
 
 

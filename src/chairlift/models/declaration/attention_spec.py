@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from chairlift.kernels.activations import GateActivation
 from chairlift.models.declaration.matrix_spec import ATTENTION, MatrixSpec, NormSpec, StoredRows
 
 
@@ -130,8 +131,9 @@ class AttentionSpec:
         kv_source: the index of the earlier layer whose K and V this layer reads instead of its own, or None.
         sinks: the name of a parameter with a score for each query head, which is part of the softmax but has no value;
             or None.
-        gate: the projection of the input to as many values as attention has before `output`, which are multiplied by
-            the sigmoid of them; or None.
+        gate: the projection of the input to gates, or None. The values that attention has before `output` are
+            multiplied by gate_activation(gates), each gate as many consecutive values: one each, or those of a head.
+        gate_activation: "sigmoid" or "softplus".
         latent: the further projections of multi-head latent attention, whose values are its keys; or None.
     """
 
@@ -148,6 +150,7 @@ class AttentionSpec:
     kv_source: int | None = None
     sinks: str | None = None
     gate: MatrixSpec | None = None
+    gate_activation: GateActivation = "sigmoid"
     latent: LatentSpec | None = None
 
     @property

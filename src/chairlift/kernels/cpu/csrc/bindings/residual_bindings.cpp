@@ -21,9 +21,12 @@ void call(const ResidualSum& sum, uintptr_t stream, int64_t stream_stride, uintp
 }
 
 void gate(uintptr_t x, int64_t x_stride, uintptr_t logits, int64_t logits_stride, int64_t num_rows, int64_t size,
-          bool is_shared) {
+          int64_t num_gates, const std::string& activation) {
+  if (activation != "sigmoid" && activation != "softplus")
+    throw std::invalid_argument("activation must be sigmoid or softplus, got '" + activation + "'");
   const GatedRows rows = {reinterpret_cast<float*>(x), x_stride, reinterpret_cast<const float*>(logits),
-                          logits_stride, num_rows, size, is_shared};
+                          logits_stride, num_rows, size, num_gates,
+                          activation == "sigmoid" ? GateActivation::sigmoid : GateActivation::softplus};
   multiply_by_gates(rows);
   if (Tape* tape = Tape::recording()) tape->add([rows](const Tape::Step&) { multiply_by_gates(rows); });
 }
@@ -74,16 +77,20 @@ Args:
 Raises:
     ValueError: The weights of a norm have another size.)");
   m.def("gate", &gate, nb::arg("x_ptr"), nb::arg("x_stride"), nb::arg("logits_ptr"), nb::arg("logits_stride"),
-        nb::arg("num_rows"), nb::arg("size"), nb::arg("is_shared"), nb::call_guard<nb::gil_scoped_release>(),
-        R"(Multiply rows by the sigmoid of logits, in their memory.
+        nb::arg("num_rows"), nb::arg("size"), nb::arg("num_gates"), nb::arg("activation"),
+        nb::call_guard<nb::gil_scoped_release>(), R"(Multiply rows by activation(logits), in their memory.
 
 Args:
     x_ptr: float32 [num_rows, size], overwritten with the product.
     x_stride, logits_stride: The distance between rows, in floats.
-    logits_ptr: float32 [num_rows, size], or [num_rows, 1] if `is_shared`.
+    logits_ptr: float32 [num_rows, num_gates]. Each logit is that of size / num_gates consecutive values.
     num_rows: The number of rows.
     size: The values of a row.
-    is_shared: Whether all values of a row have the same logit.)");
+    num_gates: The number of logits of a row.
+    activation: "sigmoid" or "softplus".
+
+Raises:
+    ValueError: The activation is unknown, or num_gates does not divide size.)");
 }
 
 }  // namespace chairlift

@@ -93,13 +93,23 @@ static void add_branch(const ResidualArgs& args, float* branch, int64_t n, float
   each(n, stream, [&](int64_t i, int count) { return mul(part(stream + i, count), set1(args.scale)); });
 }
 
-// x * sigmoid(gate) in the memory of x, where all values may share the first gate.
-static void multiply_by_gate(const float* gate, bool is_shared, int64_t n, float* x) {
-  const F first = set1(gate[0]), one = set1(1.0f);
-  each(n, x, [&](int64_t i, int count) {
-    const F logit = is_shared ? first : part(gate + i, count);
-    return div(part(x + i, count), add(one, exp(neg(logit))));
-  });
+// x * activation(gate) in the memory of x [gates * shared].
+template <typename Activation>
+static void multiply_by_activation(const float* gate, int64_t gates, int64_t shared, float* x, Activation activation) {
+  if (shared == 1)
+    return each(gates, x,
+                [&](int64_t i, int count) { return mul(part(x + i, count), activation(part(gate + i, count))); });
+  for (int64_t g = 0; g < gates; ++g, x += shared) {
+    const F factor = activation(set1(gate[g]));
+    each(shared, x, [&](int64_t i, int count) { return mul(part(x + i, count), factor); });
+  }
+}
+
+static void multiply_by_gates(GateActivation activation, const float* gate, int64_t gates, int64_t shared, float* x) {
+  if (activation == GateActivation::sigmoid)
+    multiply_by_activation(gate, gates, shared, x, [](F logit) { return sigmoid(logit); });
+  else
+    multiply_by_activation(gate, gates, shared, x, [](F logit) { return softplus(logit); });
 }
 
 // --- activations ----------------------------------------------------------------------------------------------------

@@ -124,6 +124,9 @@ struct ResidualArgs {
   float scale = 1;  // the factor of the result
 };
 
+// The function of the logits of gates.
+enum class GateActivation { sigmoid, softplus };
+
 // The outliers of a row in memory are their number, the entries and the values, with space for the largest possible number.
 constexpr int64_t max_row_outliers(int64_t padded_inputs) { return padded_inputs / kMinOutlier; }
 constexpr int64_t outlier_list_ints(int64_t padded_inputs) { return 1 + 2 * max_row_outliers(padded_inputs); }
@@ -201,7 +204,8 @@ struct LinearTiles {
   // Computes the sum of a row of the residual stream and a branch [n] in `stream`, and overwrites `branch`. Null adds
   // nothing.
   void (*add_branch)(const ResidualArgs& args, float* branch, int64_t n, float* stream);
-  void (*multiply_by_gate)(const float* gate, bool is_shared, int64_t n, float* x);
+  // Multiplies each `shared` consecutive values of x [gates * shared] by activation(their gate).
+  void (*multiply_by_gates)(GateActivation activation, const float* gate, int64_t gates, int64_t shared, float* x);
   // Quantizes y [padded_inputs] to one byte of `steps` per input, with scales for groups or one for the row.
   void (*quantize_groups)(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target);
   void (*quantize_row)(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target);

@@ -21,7 +21,7 @@ static constexpr void set_products(LinearTiles& tiles, std::integer_sequence<int
 }
 
 static constexpr LinearTiles linear_tiles() {
-  LinearTiles tiles = {{}, prologue, add_branch, multiply_by_gate, quantize_groups, quantize_row, interleave_words};
+  LinearTiles tiles = {{}, prologue, add_branch, multiply_by_gates, quantize_groups, quantize_row, interleave_words};
   set_products(tiles, std::make_integer_sequence<int, kNumWeightFormats>());
   return tiles;
 }

@@ -28,15 +28,17 @@ class ResidualSum {
   float multiplier_, scale_;
 };
 
-// Rows x [rows][size], which are multiplied by the sigmoid of the gates, [rows][size] or [rows][1].
+// Rows x [rows][size], which are multiplied by activation(gate) of the gates [rows][num_gates]. Each gate is that of
+// size / num_gates consecutive values.
 struct GatedRows {
   float* x;
   int64_t x_stride;
   const float* gate;
   int64_t gate_stride;
-  int64_t rows, size;
-  bool is_shared;
+  int64_t rows, size, num_gates;
+  GateActivation activation;
 };
+// Throws std::invalid_argument if num_gates does not divide the size.
 void multiply_by_gates(const GatedRows& rows);
 
 }  // namespace chairlift

@@ -8,25 +8,6 @@
 
 namespace chairlift::CHAIRLIFT_ISA {
 
-static inline F sigmoid(F x) { return div(set1(1.0f), add(set1(1.0f), exp(neg(x)))); }
-static inline F silu(F x) { return div(x, add(set1(1.0f), exp(neg(x)))); }
-
-// log(1 + e^x) = max(x, 0) + log(1 + u) with u = e^-|x|, and log(1 + u) = 2 artanh(u / (2 + u)), whose argument is at most
-// 1 / 3, so that eight terms of the series suffice.
-static inline F softplus(F x) {
-  const F u = exp(neg(abs(x)));
-  const F s = div(u, add(set1(2.0f), u)), square = mul(s, s);
-  F p = set1(1.0f / 15);
-  p = fma(p, square, set1(1.0f / 13));
-  p = fma(p, square, set1(1.0f / 11));
-  p = fma(p, square, set1(1.0f / 9));
-  p = fma(p, square, set1(1.0f / 7));
-  p = fma(p, square, set1(1.0f / 5));
-  p = fma(p, square, set1(1.0f / 3));
-  p = fma(p, square, set1(1.0f));
-  return fma(mul(s, set1(2.0f)), p, max(x, zero()));
-}
-
 static void multiply_rows(const float* a, const float* b, int64_t n, float* out) {
   each(n, out, [&](int64_t i, int count) { return mul(part(a + i, count), part(b + i, count)); });
 }

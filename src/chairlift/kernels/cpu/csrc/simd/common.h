@@ -29,6 +29,25 @@ static inline F exp(F x) {
   return select(less(x, lowest), zero(), times_pow2i(p, n));
 }
 
+static inline F sigmoid(F x) { return div(set1(1.0f), add(set1(1.0f), exp(neg(x)))); }
+static inline F silu(F x) { return div(x, add(set1(1.0f), exp(neg(x)))); }
+
+// log(1 + e^x) = max(x, 0) + log(1 + u) with u = e^-|x|, and log(1 + u) = 2 artanh(u / (2 + u)), whose argument is at most
+// 1 / 3, so that eight terms of the series suffice.
+static inline F softplus(F x) {
+  const F u = exp(neg(abs(x)));
+  const F s = div(u, add(set1(2.0f), u)), square = mul(s, s);
+  F p = set1(1.0f / 15);
+  p = fma(p, square, set1(1.0f / 13));
+  p = fma(p, square, set1(1.0f / 11));
+  p = fma(p, square, set1(1.0f / 9));
+  p = fma(p, square, set1(1.0f / 7));
+  p = fma(p, square, set1(1.0f / 5));
+  p = fma(p, square, set1(1.0f / 3));
+  p = fma(p, square, set1(1.0f));
+  return fma(mul(s, set1(2.0f)), p, max(x, zero()));
+}
+
 // e^x for x <= 0, for results that are rounded to bfloat16: a relative error below 1e-5, 1 at 0, and 0 below -87.3. 2^n * p(r)
 // with r in [-1/2, 1/2] and p a minimax polynomial of degree 4 for 2^r.
 static inline F exp_to_bf16(F x) {

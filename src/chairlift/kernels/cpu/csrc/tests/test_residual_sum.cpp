@@ -57,17 +57,20 @@ void check_case(const NormCase& after, const NormCase& of_sum, int64_t rows, int
   }
 }
 
-void check_gates(bool is_shared, int64_t rows, int64_t size, Random& random) {
-  subject() = "gates of " + std::to_string(rows) + " x " + std::to_string(size);
-  const int64_t width = is_shared ? 1 : size, stride = size + 3;
-  std::vector<float> x = random.normals(rows * stride);
-  const std::vector<float> before = x, gates = random.normals(rows * (width + 2));
-  multiply_by_gates({x.data(), stride, gates.data(), width + 2, rows, size, is_shared});
+void check_gates(GateActivation activation, int64_t num_gates, int64_t shared, int64_t rows, Random& random) {
+  const int64_t size = num_gates * shared, stride = size + 3, width = num_gates + 2;
+  subject() = std::to_string(num_gates) + " gates of " + std::to_string(rows) + " x " + std::to_string(size);
+  std::vector<float> x = random.normals(rows * stride), gates = random.normals(rows * width);
+  for (float& logit : gates) logit *= 12;  // softplus is linear above 20
+  const std::vector<float> before = x;
+  multiply_by_gates({x.data(), stride, gates.data(), width, rows, size, num_gates, activation});
   for (int64_t row = 0; row < rows; ++row)
     for (int64_t i = 0; i < stride; ++i) {
       const auto at = static_cast<size_t>(row * stride + i);
-      const double logit = gates[static_cast<size_t>(row * (width + 2) + (is_shared ? 0 : std::min(i, size - 1)))];
-      CHECK(i < size ? near(x[at], before[at] / (1 + std::exp(-logit)), 1e-5) : x[at] == before[at]);
+      const double logit = gates[static_cast<size_t>(row * width + std::min(i, size - 1) / shared)];
+      const double factor =
+          activation == GateActivation::sigmoid ? 1 / (1 + std::exp(-logit)) : std::log1p(std::exp(logit));
+      CHECK(i < size ? near(x[at], before[at] * factor, 1e-5) : x[at] == before[at]);
     }
 }
 
@@ -83,9 +86,10 @@ void test_residual_sum() {
           if (size == 1 && (after == Prologue::layer_norm || of_sum == Prologue::layer_norm)) continue;
           check_case({after, size, random}, {of_sum, size, random}, rows, size, random);
         }
-  for (const bool is_shared : {false, true})
+  for (const GateActivation activation : {GateActivation::sigmoid, GateActivation::softplus})
     for (const int64_t rows : sizes({1, 9, 40}, {40}))
-      for (const int64_t size : sizes({1, 5, 16, 33}, {33})) check_gates(is_shared, rows, size, random);
+      for (const int64_t gates : sizes({1, 5, 16, 33}, {5}))
+        for (const int64_t shared : sizes({1, 4, 33}, {33})) check_gates(activation, gates, shared, rows, random);
 }
 
 }  // namespace chairlift::test
