@@ -101,32 +101,39 @@ def test_norms_of_routers_and_scales_of_experts(kernels: str, routing: ExpertRou
     torch.testing.assert_close(fast(x), slow(x.clone()), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kernels", KERNEL_SETS)
-@loop_over("softmax", ["all", "chosen"])
-@loop_over("has_sigmoid", [True, False])
-def test_routing_by_sigmoid_with_a_bias_of_the_choice(kernels: str, softmax: Any, has_sigmoid: bool) -> None:
-    routing = ExpertRouting(3, softmax, has_sigmoid=has_sigmoid, sum_eps=1e-6 if has_sigmoid else 0.0, scale=2.5)
-    fast, slow, unbiased = (
-        make_mixture(each, RandomExperts(), routing, norm=RMS_NORM, has_selection_bias=has_bias)
-        for each, has_bias in ((get_kernels(kernels), True), (REFERENCE, True), (REFERENCE, False))
-    )
-    x = torch.randn(70, SIZE, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(fast(x), slow(x.clone()), rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(slow(x.clone()), unbiased(x.clone()))
+DIVISORS: list[dict[str, float]] = [{}, {"sum_eps": 0.3}, {"sum_min": 0.9}]
 
 
 @pytest.mark.parametrize("kernels", KERNEL_SETS)
-@loop_over("has_sigmoid", [True, False])
-def test_routing_from_some_groups_of_experts(kernels: str, has_sigmoid: bool) -> None:
-    whole = ExpertRouting(2, "all", has_sigmoid=has_sigmoid)
-    routing = replace(whole, num_groups=3, groups_per_token=1)
-    fast, slow, free = (
-        make_mixture(each, RandomExperts(), given, norm=RMS_NORM, has_selection_bias=has_sigmoid)
-        for each, given in ((get_kernels(kernels), routing), (REFERENCE, routing), (REFERENCE, whole))
-    )
-    x = torch.randn(70, SIZE, generator=torch.Generator().manual_seed(0))
+@loop_over(("softmax", "has_sigmoid", "divisor"), product(("all", "chosen"), (False, True), DIVISORS))
+@loop_over(("num_groups", "has_bias", "has_scales"), product((1, 3), (False, True), (False, True)))
+def test_all_combinations_of_routing_equal_the_reference(
+    kernels: str,
+    softmax: Any,
+    has_sigmoid: bool,
+    divisor: dict[str, float],
+    num_groups: int,
+    has_bias: bool,
+    has_scales: bool,
+) -> None:
+    routing = ExpertRouting(2, softmax, has_sigmoid, **divisor, scale=2.5, num_groups=num_groups)
+    options: dict[str, Any] = {"has_selection_bias": has_bias, "has_scales": has_scales}
+    fast, slow = (make_mixture(each, RandomExperts(), routing, **options) for each in (get_kernels(kernels), REFERENCE))
+    x = torch.randn(20, SIZE, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(fast(x), slow(x.clone()), rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(slow(x.clone()), free(x.clone()))
+
+
+def test_what_changes_the_choice_and_the_weights() -> None:
+    x = torch.randn(20, SIZE, generator=torch.Generator().manual_seed(0))
+    for has_sigmoid in (False, True):
+        routing = ExpertRouting(2, "chosen", has_sigmoid)
+        others = ({"num_groups": 3}, {"sum_eps": 0.3}, {"sum_min": 0.9}, {"scale": 2.0}, {"softmax": "all"})
+        options: dict[str, Any] = {"has_selection_bias": True}
+        plain = make_mixture(REFERENCE, RandomExperts(), routing, **options)(x.clone())
+        for other in others:
+            changed = make_mixture(REFERENCE, RandomExperts(), replace(routing, **other), **options)
+            assert not torch.allclose(plain, changed(x.clone())), other
+        assert not torch.allclose(plain, make_mixture(REFERENCE, RandomExperts(), routing)(x.clone()))
 
 
 def test_the_score_of_a_group_is_that_of_its_best_expert_or_with_sigmoids_of_its_best_two() -> None:

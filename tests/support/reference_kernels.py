@@ -19,7 +19,6 @@ from chairlift.kernels.attention import (
     QKNorm,
     RotaryStep,
 )
-from chairlift.kernels.grouped_mixture import route
 from chairlift.kernels.interface import (
     NORM_KINDS,
     ComposedLinear,
@@ -32,6 +31,7 @@ from chairlift.kernels.interface import (
     RowKernel,
 )
 from chairlift.kernels.lora import AdaptedLinear, LoraLayer
+from chairlift.kernels.routing import ExpertRouting
 from chairlift.kernels.torch_set import TorchKernelSet
 from chairlift.kernels.weights import load_tensor
 from support.reference_recurrence import ReferenceRecurrence
@@ -92,6 +92,25 @@ def gate(x: torch.Tensor, logits: torch.Tensor, activation: GateActivation) -> t
     return x * factors.repeat_interleave(x.shape[1] // logits.shape[1], dim=1)
 
 
+def choose_experts(
+    logits: torch.Tensor, routing: ExpertRouting, scales: torch.Tensor | None, bias: torch.Tensor | None
+) -> dict[int, float]:
+    """The experts of one token and their weights, see `ExpertRouting`; arguments as for `route`, with one row."""
+    scores = (logits.double().sigmoid() if routing.has_sigmoid else logits.double().softmax(0)).tolist()
+    ranks = scores if bias is None else [a + b for a, b in zip(scores, bias.tolist(), strict=True)]
+    experts, size = range(len(scores)), len(scores) // routing.num_groups
+    groups = [experts[first : first + size] for first in experts[::size]]
+    num_best = 2 if routing.has_sigmoid else 1
+    groups.sort(key=lambda group: -sum(sorted((ranks[each] for each in group), reverse=True)[:num_best]))
+    allowed = sorted(each for group in groups[: routing.groups_per_token] for each in group)
+    chosen = sorted(allowed, key=lambda expert: -ranks[expert])[: routing.experts_per_token]
+    total = sum(scores[expert] for expert in chosen)
+    if routing.has_sigmoid or bias is not None:
+        total = max(total + routing.sum_eps, routing.sum_min)
+    factor = routing.scale / (total if routing.softmax == "chosen" else 1)
+    return {expert: factor * scores[expert] * (1 if scales is None else float(scales[expert])) for expert in chosen}
+
+
 class ReferenceMixture:
     """The reference implementation of a mixture of experts, which computes row by row and expert by expert."""
 
@@ -103,11 +122,10 @@ class ReferenceMixture:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         logits = linear(apply_prologue(x, self._router_norm), self._router.matrix, self._router.bias)
-        chosen, weights = route(logits, self._routing, self._scales, self._bias)
         x = apply_prologue(x, self._norm)
         out = torch.zeros_like(x)
-        for row, experts in enumerate(chosen.tolist()):
-            for weight, expert in zip(weights[row], experts, strict=True):
+        for row in range(len(x)):
+            for expert, weight in choose_experts(logits[row], self._routing, self._scales, self._bias).items():
                 out[row] += (weight * self._expert(x[row], *self._experts[expert])).to(x.dtype)
         return out
 

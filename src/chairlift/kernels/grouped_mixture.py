@@ -29,6 +29,10 @@ def route(
         The experts of each row, int64 [T, experts_per_token], and their weights, float32 of the same shape.
     """
     scores = sigmoid(logits.float()) if routing.has_sigmoid else logits.float()
+    # A bias is added to the scores. Without it the choice by logits is the same, and equal logits alone are equal.
+    has_scores = routing.has_sigmoid or selection_bias is not None
+    if has_scores and not routing.has_sigmoid:
+        scores = scores.softmax(-1)
     biased = scores if selection_bias is None else scores + selection_bias.float()
     if routing.groups_per_token < routing.num_groups:
         grouped = biased.view(len(biased), routing.num_groups, -1)
@@ -37,9 +41,9 @@ def route(
         biased = grouped.scatter(1, closed[..., None].expand(-1, -1, grouped.shape[2]), -torch.inf).flatten(1)
     chosen = torch.sort(biased, dim=-1, descending=True, stable=True).indices[:, : routing.experts_per_token]
     weights = scores.gather(1, chosen)
-    if routing.has_sigmoid and routing.softmax == "chosen":
-        weights = weights / (weights.sum(-1, keepdim=True) + routing.sum_eps)
-    elif not routing.has_sigmoid:
+    if has_scores and routing.softmax == "chosen":
+        weights = weights / (weights.sum(-1, keepdim=True) + routing.sum_eps).clamp(min=routing.sum_min)
+    elif not has_scores:
         weights = weights.softmax(-1) if routing.softmax == "chosen" else scores.softmax(-1).gather(1, chosen)
     weights = weights * routing.scale
     return chosen, weights if expert_scales is None else weights * expert_scales.float()[chosen]

@@ -364,11 +364,11 @@ class ExpertMixture:
         up, down: The layers of each expert, kept alive. The prologue of `up` is usually a norm, and that of `down` the
             activation.
         experts_per_token: The number of experts with the largest scores that compute a row.
-        of_chosen: Whether weights are shares of the sum over the chosen experts, or over all.
+        of_chosen: Whether weights are the scores of the chosen experts divided by their sum, or the scores.
         expert_scales: float32 [num_experts], copied, the factors of the weights; None for no factors.
-        has_sigmoid: Whether a score is the sigmoid of a logit instead of its exponential. Without `of_chosen` it is the
-            weight.
-        sum_eps: Is added to the sum of the sigmoids of the chosen experts.
+        has_sigmoid: Whether a score is the sigmoid of a logit instead of the softmax over all logits.
+        sum_eps: Is added to the sum of the scores of the chosen experts, unless it is a softmax without selection_bias.
+        sum_min: The least number by which such scores are divided.
         scale: The factor of all weights.
         selection_bias: float32 [num_experts], copied, is added to the scores for the choice only; None for no bias.
         num_groups: The number of equal groups of consecutive experts.
@@ -390,6 +390,7 @@ class ExpertMixture:
         | None = None,
         has_sigmoid: bool = False,
         sum_eps: float = 0.0,
+        sum_min: float = 0.0,
         scale: float = 1.0,
         selection_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
         | None = None,

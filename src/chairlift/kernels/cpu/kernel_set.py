@@ -303,7 +303,7 @@ class NativeMixture:
             downs.append(native.FusedLinear(*self._add(down), mixture.activation))
         routing = mixture.routing
         groups = () if routing.num_groups == 1 else (routing.num_groups, routing.groups_per_token)
-        options = (routing.has_sigmoid, routing.sum_eps, routing.scale, bias, *groups)
+        options = (routing.has_sigmoid, routing.sum_eps, routing.sum_min, routing.scale, bias, *groups)
         self._kernel = native.ExpertMixture(
             router, ups, downs, routing.experts_per_token, routing.softmax == "chosen", scales, *options
         )

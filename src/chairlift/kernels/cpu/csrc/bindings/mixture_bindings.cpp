@@ -17,13 +17,13 @@ using Layers = std::vector<std::shared_ptr<Linear>>;
 
 void construct(Mixture* self, const std::shared_ptr<Linear>& router, const Layers& up, const Layers& down,
                int64_t experts_per_token, bool of_chosen, const std::optional<Vector>& expert_scales, bool has_sigmoid,
-               float sum_eps, float scale, const std::optional<Vector>& selection_bias, int64_t num_groups,
+               float sum_eps, float sum_min, float scale, const std::optional<Vector>& selection_bias, int64_t num_groups,
                int64_t groups_per_token) {
   if (up.size() != down.size()) throw std::invalid_argument("up and down must have as many layers");
   std::vector<Mixture::Expert> experts;
   for (size_t i = 0; i < up.size(); ++i) experts.push_back({up[i], down[i]});
   new (self) Mixture(router, std::move(experts),
-                     {experts_per_token, of_chosen, has_sigmoid, sum_eps, scale, to_vector(expert_scales),
+                     {experts_per_token, of_chosen, has_sigmoid, sum_eps, sum_min, scale, to_vector(expert_scales),
                       to_vector(selection_bias), num_groups, groups_per_token});
 }
 
@@ -45,11 +45,11 @@ Args:
     up, down: The layers of each expert, kept alive. The prologue of `up` is usually a norm, and that of `down` the
         activation.
     experts_per_token: The number of experts with the largest scores that compute a row.
-    of_chosen: Whether weights are shares of the sum over the chosen experts, or over all.
+    of_chosen: Whether weights are the scores of the chosen experts divided by their sum, or the scores.
     expert_scales: float32 [num_experts], copied, the factors of the weights; None for no factors.
-    has_sigmoid: Whether a score is the sigmoid of a logit instead of its exponential. Without `of_chosen` it is the
-        weight.
-    sum_eps: Is added to the sum of the sigmoids of the chosen experts.
+    has_sigmoid: Whether a score is the sigmoid of a logit instead of the softmax over all logits.
+    sum_eps: Is added to the sum of the scores of the chosen experts, unless it is a softmax without selection_bias.
+    sum_min: The least number by which such scores are divided.
     scale: The factor of all weights.
     selection_bias: float32 [num_experts], copied, is added to the scores for the choice only; None for no bias.
     num_groups: The number of equal groups of consecutive experts.
@@ -60,7 +60,8 @@ Raises:
     ValueError: The layers or groups do not fit, or there are fewer experts than experts_per_token.)")
       .def("__init__", &construct, nb::arg("router"), nb::arg("up"), nb::arg("down"), nb::arg("experts_per_token"),
            nb::arg("of_chosen"), nb::arg("expert_scales").none() = nb::none(), nb::arg("has_sigmoid") = false,
-           nb::arg("sum_eps") = 0.0f, nb::arg("scale") = 1.0f, nb::arg("selection_bias").none() = nb::none(),
+           nb::arg("sum_eps") = 0.0f, nb::arg("sum_min") = 0.0f, nb::arg("scale") = 1.0f,
+           nb::arg("selection_bias").none() = nb::none(),
            nb::arg("num_groups") = 1, nb::arg("groups_per_token") = 1)
       .def("__call__", &call, nb::arg("x_ptr"), nb::arg("x_stride"), nb::arg("num_rows"), nb::arg("out_ptr"),
            nb::arg("out_stride"), nb::call_guard<nb::gil_scoped_release>(), R"(Compute the mixture for all rows.

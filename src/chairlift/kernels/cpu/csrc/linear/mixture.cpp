@@ -113,8 +113,7 @@ void Mixture::choose(float* logits, Choice* choices) const {
   const auto num_experts = static_cast<int32_t>(experts_.size());
   const int64_t most = routing_.experts_per_token;
   int64_t count = 0;
-  if (routing_.has_sigmoid)
-    for (int32_t expert = 0; expert < num_experts; ++expert) logits[expert] = 1.0f / (1.0f + std::exp(-logits[expert]));
+  if (routing_.has_scores()) to_scores(logits);
   const bool has_groups = routing_.groups_per_token < routing_.num_groups;
   const std::vector<bool> open = has_groups ? open_groups(logits) : std::vector<bool>{};
   for (int32_t expert = 0; expert < num_experts; ++expert) {
@@ -126,19 +125,34 @@ void Mixture::choose(float* logits, Choice* choices) const {
     choices[at] = {expert, score};
   }
   for (int64_t i = 0; i < most; ++i) choices[i].weight = logits[choices[i].expert];
-  if (!routing_.has_sigmoid) to_exponentials(logits, choices);
-  float sum = routing_.sum_eps;
+  const bool has_scores = routing_.has_scores();
+  if (!has_scores) to_exponentials(logits, choices);
+  float sum = has_scores ? routing_.sum_eps : 0.0f;
   if (routing_.of_chosen)
     for (int64_t i = 0; i < most; ++i) sum += choices[i].weight;
-  else if (routing_.has_sigmoid)
+  else if (has_scores)
     sum = 1.0f;
   else
     for (int32_t expert = 0; expert < num_experts; ++expert) sum += logits[expert];
+  if (has_scores && routing_.of_chosen) sum = std::max(sum, routing_.sum_min);
   for (int64_t i = 0; i < most; ++i) {
     choices[i].weight = choices[i].weight / sum * routing_.scale;
     if (!routing_.expert_scales.empty())
       choices[i].weight *= routing_.expert_scales[static_cast<size_t>(choices[i].expert)];
   }
+}
+
+// Replaces the logits of a row by their sigmoids or their softmax.
+void Mixture::to_scores(float* logits) const {
+  float* const end = logits + experts_.size();
+  if (routing_.has_sigmoid) {
+    for (float* score = logits; score < end; ++score) *score = 1.0f / (1.0f + std::exp(-*score));
+    return;
+  }
+  const float top = *std::max_element(logits, end);
+  float sum = 0.0f;
+  for (float* score = logits; score < end; ++score) sum += *score = std::exp(*score - top);
+  for (float* score = logits; score < end; ++score) *score /= sum;
 }
 
 // Replaces the logits of a row, and those of its choices, by exp(logit - largest logit).

@@ -73,7 +73,9 @@ struct Experts {
 
   std::vector<double> of(const std::vector<double>& x, const Routing& routing) const {
     std::vector<double> scores = router.of(x);
-    for (double& score : scores) score = routing.has_sigmoid ? 1 / (1 + std::exp(-score)) : std::exp(score);
+    double all = 0;
+    for (const double score : scores) all += std::exp(score);
+    for (double& score : scores) score = routing.has_sigmoid ? 1 / (1 + std::exp(-score)) : std::exp(score) / all;
     const auto rank = [&](size_t expert) {
       return scores[expert] + (routing.selection_bias.empty() ? 0 : routing.selection_bias[expert]);
     };
@@ -83,8 +85,8 @@ struct Experts {
     close_groups(order, rank, routing);
     const auto chosen = static_cast<size_t>(routing.experts_per_token);
     double total = routing.sum_eps;
-    for (size_t i = 0; i < (routing.of_chosen ? chosen : scores.size()); ++i) total += scores[order[i]];
-    if (routing.has_sigmoid && !routing.of_chosen) total = 1;
+    for (size_t i = 0; i < chosen; ++i) total += scores[order[i]];
+    total = routing.of_chosen ? std::max<double>(total, routing.sum_min) : 1;
     std::vector<double> sum(x.size());
     for (size_t i = 0; i < chosen; ++i) {
       const std::vector<double> y = down[order[i]].of(silu_and_mul(up[order[i]].of(x)));
@@ -128,10 +130,12 @@ void test_mixture() {
           Pool::get().set_num_threads(static_cast<int>(rows % 3 + 1));
           check_case(num_experts, {chosen, of_chosen}, rows, random);
           const std::vector<float> bias = random.normals(num_experts, 0.5f);
-          check_case(num_experts, {chosen, of_chosen, true, 0.1f, 2.5f, {}, bias}, rows, random);
+          for (const bool has_sigmoid : {false, true})
+            for (const float least : {0.0f, 0.7f})
+              check_case(num_experts, {chosen, of_chosen, has_sigmoid, 0.1f, least, 2.5f, {}, bias}, rows, random);
           const std::vector<float> biases = random.normals(12, 0.5f);
-          check_case(12, {std::min<int64_t>(chosen, 6), of_chosen, true, 0.0f, 1.0f, {}, biases, 4, 2}, rows, random);
-          check_case(12, {std::min<int64_t>(chosen, 3), of_chosen, false, 0.0f, 1.0f, {}, {}, 4, 1}, rows, random);
+          check_case(12, {std::min<int64_t>(chosen, 6), of_chosen, true, 0.0f, 0.0f, 1.0f, {}, biases, 4, 2}, rows, random);
+          check_case(12, {std::min<int64_t>(chosen, 3), of_chosen, false, 0.0f, 0.0f, 1.0f, {}, {}, 4, 1}, rows, random);
         }
   Pool::get().set_num_threads(3);
 }
