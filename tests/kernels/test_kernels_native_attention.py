@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -160,11 +160,8 @@ def check_step(
     rotary = rotary_at(step.positions, shape.head_dim, rope) if with_rotary else None
     out = native.forward(qkv.clone(), rotary, cache, native.plan(step.metadata), window, qk_norm, sinks)
 
-    query, key, value = reference.normalize_heads(shape.split(qkv), qk_norm)
-    if rotary is not None:
-        query = rotary.scale_queries(reference.rotate(query, rotary.positions, rotary.cos_sin_cache))
+    query, key, value = reference.prepare_heads(shape.split(qkv), qk_norm, rotary)
     if key is not None and value is not None:
-        key = key if rotary is None else reference.rotate(key, rotary.positions, rotary.cos_sin_cache)
         reference.write_kv(key, value, kept, step.metadata.slot_mapping)
     assert_same_memory(cache, kept, norms_values=qk_norm is not None and qk_norm.norms_values)
     if uses_tiles(shape):
@@ -244,8 +241,8 @@ def test_queries_scaled_by_position(kv_dtype: torch.dtype) -> None:
 @with_all_kv_dtypes
 def test_query_and_key_norm(kv_dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    norm = QKNorm(torch.rand(40) + 0.5, torch.rand(40) + 0.5, 1e-6)
-    for with_rotary in (True, False):
+    for follows, with_rotary in product((False, True), repeat=2):
+        norm = QKNorm(torch.rand(40) + 0.5, torch.rand(40) + 0.5, 1e-6, follows_rotation=follows)
         shape = make_shape((4, 2), 40, kv_dtype)
         check_step(shape, Tables(200, 16), WORK, None, qk_norm=norm, with_rotary=with_rotary)
 

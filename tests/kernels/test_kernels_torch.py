@@ -52,6 +52,7 @@ def attend_both(
     with_rotary: bool = True,
     with_norm: bool = False,
     norms_values: bool = False,
+    norms_rotated: bool = False,
     kv_projections: int = 2,
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,7 +67,7 @@ def attend_both(
     norm: QKNorm | None = None
     if with_norm:
         query, key = torch.rand(2, shape.head_dim, dtype=shape.dtype)
-        norm = QKNorm(query, key if kv_projections else None, 1e-5, norms_values)
+        norm = QKNorm(query, key if kv_projections else None, 1e-5, norms_values, norms_rotated)
     rotary: RotaryStep | None = None
     if with_rotary:
         rotary = RotaryStep(step.positions, rotary_table(RopeConfig(), shape.head_dim, 512, CPU))
@@ -93,7 +94,8 @@ def test_attention_over_shapes(head_dim: int, heads: tuple[int, int], block_size
     shape = AttentionShape(*heads, head_dim, head_dim**-0.5, torch.float32, CPU)
     work = [(0, 31, 32), (1, 0, 33), (2, 7, 8), (3, 15, 31), (4, 0, 1), (5, 8, 17), (6, 16, 17), (7, 0, 16)]
     for window in (None, 8):
-        out, expected = attend_both(shape, Tables(400, block_size), work, window, with_norm=window is None)
+        options = {"with_norm": window is None or block_size > 8, "norms_rotated": block_size > 8}
+        out, expected = attend_both(shape, Tables(400, block_size), work, window, **options)
         assert_close(out, expected)
 
 

@@ -148,10 +148,22 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor
     return torch.cat((rotated, x[..., num_dims:]), dim=-1)
 
 
-def normalize_heads(heads: ProjectedHeads, qk_norm: QKNorm | None) -> ProjectedHeads:
+def prepare_heads(heads: ProjectedHeads, qk_norm: QKNorm | None, rotary: RotaryStep | None) -> ProjectedHeads:
+    """Apply the norms of heads, the rotary embedding, and the factors of queries."""
+    if qk_norm is not None and not qk_norm.follows_rotation:
+        heads = normalize_heads(heads, qk_norm)
+    query, key, value = heads
+    if rotary is not None:
+        rotated = partial(rotate, positions=rotary.positions, cos_sin_cache=rotary.cos_sin_cache)
+        query, key = rotated(query), None if key is None else rotated(key)
+    heads = ProjectedHeads(query, key, value)
+    if qk_norm is not None and qk_norm.follows_rotation:
+        heads = normalize_heads(heads, qk_norm)
+    return heads if rotary is None else heads._replace(query=rotary.scale_queries(heads.query))
+
+
+def normalize_heads(heads: ProjectedHeads, qk_norm: QKNorm) -> ProjectedHeads:
     """Apply the norms of heads, with a weight of ones for V."""
-    if qk_norm is None:
-        return heads
     query, key, value = heads
     if key is not None and qk_norm.key is not None:
         key = rms_norm(key, qk_norm.key, qk_norm.eps)
@@ -287,11 +299,8 @@ class ReferenceAttention(AttentionBackend[AttentionMetadata]):
         qk_norm: QKNorm | None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        query, key, value = normalize_heads(self.shape.split(qkv), qk_norm)
-        if rotary is not None:
-            query = rotary.scale_queries(rotate(query, rotary.positions, rotary.cos_sin_cache))
+        query, key, value = prepare_heads(self.shape.split(qkv), qk_norm, rotary)
         if key is not None and value is not None:
-            key = key if rotary is None else rotate(key, rotary.positions, rotary.cos_sin_cache)
             write_kv(key, key if self.shape.keys_are_values else value, cache, plan.slot_mapping)
         shape = self.shape
         attended = paged_attention(query, cache, plan, shape.scale, sliding_window, shape.logits_soft_cap, sinks)

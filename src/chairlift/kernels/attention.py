@@ -41,17 +41,19 @@ class KVCache(NamedTuple):
 
 
 class QKNorm(NamedTuple):
-    """RMSNorm over each head of query and key before the rotary embedding (Qwen3); both weights are [head_dim].
+    """RMSNorm over each head of query and key (Qwen3); both weights are [head_dim].
 
     Attributes:
         key: None in a layer that does not compute keys.
         norms_values: whether the heads of V have an RMSNorm too, without a weight (Gemma 4).
+        follows_rotation: whether the norm comes after the rotary embedding instead of before it (HunYuan).
     """
 
     query: torch.Tensor
     key: torch.Tensor | None
     eps: float
     norms_values: bool = False
+    follows_rotation: bool = False
 
 
 class ProjectedHeads(NamedTuple):

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from chairlift.kernels.attention import AttentionBackend, AttentionMetadata, AttentionShape, KVCache, QKNorm, RotaryStep
-from chairlift.kernels.torch_ops import rms_norm, rotate
+from chairlift.kernels.torch_ops import norm_and_rotate
 
 
 @dataclass(slots=True)
@@ -64,12 +64,9 @@ class PackedAttention(AttentionBackend[PackedTexts]):
         query, key, value = self.shape.split(qkv)
         assert key is not None
         assert value is not None
-        if qk_norm is not None:
-            assert qk_norm.key is not None
-            assert not qk_norm.norms_values
-            query, key = rms_norm(query, qk_norm.query, qk_norm.eps), rms_norm(key, qk_norm.key, qk_norm.eps)
-        if rotary is not None:
-            query, key = rotate(query, *rotary.rows), rotate(key, *rotary.rows)
+        assert qk_norm is None or not qk_norm.norms_values
+        query = norm_and_rotate(query, qk_norm and qk_norm.query, qk_norm, rotary)
+        key = norm_and_rotate(key, qk_norm and qk_norm.key, qk_norm, rotary)
         out = torch.empty(query.shape, dtype=query.dtype)
 
         def attend(start: int, length: int) -> None:

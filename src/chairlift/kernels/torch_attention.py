@@ -14,11 +14,10 @@ from chairlift.kernels.attention import (
     AttentionMetadata,
     AttentionShape,
     KVCache,
-    ProjectedHeads,
     QKNorm,
     RotaryStep,
 )
-from chairlift.kernels.torch_ops import rms_norm, rotate
+from chairlift.kernels.torch_ops import norm_and_rotate, rms_norm
 from chairlift.kernels.torch_plan import AttentionPlanner, PrefillChunk, TorchAttentionPlan, WindowPlan
 
 
@@ -52,14 +51,17 @@ class TorchAttention(AttentionBackend[TorchAttentionPlan]):
         qk_norm: QKNorm | None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        query, key, value = _normalize_heads(self.shape.split(qkv), qk_norm)
+        query, key, value = self.shape.split(qkv)
+        query = norm_and_rotate(query, qk_norm and qk_norm.query, qk_norm, rotary)
         if rotary is not None:
-            query = rotary.scale_queries(rotate(query, *rotary.rows))
+            query = rotary.scale_queries(query)
         key_rows, value_rows = (memory.view(-1, self.shape.head_dim) for memory in (cache.key, cache.value))
         if key is None or value is None:  # An earlier layer has written them in this step.
             key, value = key_rows[plan.write_rows], value_rows[plan.write_rows]
         else:
-            key = key if rotary is None else rotate(key, *rotary.rows)
+            key = norm_and_rotate(key, qk_norm and qk_norm.key, qk_norm, rotary)
+            if qk_norm is not None and qk_norm.norms_values:
+                value = rms_norm(value, value.new_ones(value.shape[-1]), qk_norm.eps)
             key_rows.index_put_((plan.write_rows,), key)
             if self.shape.keys_are_values:
                 value = key
@@ -148,15 +150,3 @@ class TorchAttention(AttentionBackend[TorchAttentionPlan]):
             scores = torch.cat((scores, sink), dim=-1)
         weights = torch.softmax(scores, dim=-1)[..., : keys.shape[-2]]
         return weights.to(values.dtype) @ values
-
-
-def _normalize_heads(heads: ProjectedHeads, qk_norm: QKNorm | None) -> ProjectedHeads:
-    """Apply the norms of heads, with a weight of ones for V."""
-    if qk_norm is None:
-        return heads
-    query, key, value = heads
-    if key is not None and qk_norm.key is not None:
-        key = rms_norm(key, qk_norm.key, qk_norm.eps)
-    if value is not None and qk_norm.norms_values:
-        value = rms_norm(value, value.new_ones(value.shape[-1]), qk_norm.eps)
-    return ProjectedHeads(rms_norm(query, qk_norm.query, qk_norm.eps), key, value)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from chairlift.kernels.activations import GateActivation, find_activation, sigmoid, softplus
+from chairlift.kernels.attention import QKNorm, RotaryStep
 from chairlift.kernels.interface import NORM_KINDS, Prologue, RowKernel
 
 PACK_ROWS = 16
@@ -75,6 +76,19 @@ def make_prologue(prologue: Prologue) -> RowKernel:
         return partial(rms_norm, weight=weight, eps=eps)
     assert bias is not None, "LayerNorm has a bias"
     return partial(F.layer_norm, normalized_shape=weight.shape, weight=weight, bias=bias, eps=eps)
+
+
+def norm_and_rotate(
+    heads: torch.Tensor, weight: torch.Tensor | None, norm: QKNorm | None, rotary: RotaryStep | None
+) -> torch.Tensor:
+    """Compute the norm with `weight` and the rotation of the heads of query or key, in the order of `norm`."""
+    if weight is not None and norm is not None and not norm.follows_rotation:
+        heads = rms_norm(heads, weight, norm.eps)
+    if rotary is not None:
+        heads = rotate(heads, *rotary.rows)
+    if weight is not None and norm is not None and norm.follows_rotation:
+        heads = rms_norm(heads, weight, norm.eps)
+    return heads
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:

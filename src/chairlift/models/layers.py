@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from chairlift.kernels.activations import GateActivation
-from chairlift.kernels.attention import AttentionShape, KVCache, QKNorm, RotaryStep, StepContext
+from chairlift.kernels.attention import AttentionShape, KVCache, QKNorm, StepContext
 from chairlift.kernels.interface import (
     NO_PROLOGUE,
     FeedForwardKernel,
@@ -32,7 +32,6 @@ from chairlift.kernels.recurrence import (
     ShortConvolution,
 )
 from chairlift.kernels.recurrence_sizes import GatedDeltaSizes, Mamba2Sizes, sizes_of
-from chairlift.kernels.torch_ops import rms_norm, rotate
 from chairlift.kernels.weights import Weights
 from chairlift.models.declaration.attention_spec import AttentionSpec
 from chairlift.models.declaration.feed_forward_spec import FeedForwardSpec, ParallelExpertsSpec
@@ -150,7 +149,9 @@ class LayerBuilder:
         if (norm := spec.head_norm) is None or norm.across_heads:
             return None
         weights = [self.norm_weight(each.name, each.size, each.weight_offset) for each in spec.head_norms]
-        return QKNorm(weights[0], weights[1] if len(weights) > 1 else None, norm.eps, norm.norms_values)
+        return QKNorm(
+            weights[0], weights[1] if len(weights) > 1 else None, norm.eps, norm.norms_values, norm.follows_rotation
+        )
 
     def query_and_key_norms(self, spec: AttentionSpec) -> list[tuple[int, ResidualSumKernel]]:
         """Load the norms across heads: (size, norm) of the queries and of the keys of a token; empty if there are
@@ -252,7 +253,6 @@ class Attention:
         self._gate = None if spec.gate is None else builder.gate(spec.gate, norm, spec.gate_activation)
         self._output = builder.adapted_linear(spec.output)
         self._head_norm = builder.head_norm(spec)
-        self._norms_rotated = spec.head_norm is not None and spec.head_norm.follows_rotation
         self._row_norms = builder.query_and_key_norms(spec)
         sinks = spec.sinks
         self._sinks = None if sinks is None else builder.weights.tensor(f"{sinks}.weight", (spec.num_heads,))
@@ -267,13 +267,10 @@ class Attention:
     def __call__(self, x: torch.Tensor, step: StepContext, residual: torch.Tensor | None) -> torch.Tensor:
         """Compute attention, plus `residual` if there is one, which the caller gives up."""
         assert self.kv_cache is not None, "call allocate_kv_cache first"
-        qkv, norm = self._project(x), self._head_norm
+        qkv = self._project(x)
         rotation = None if self._rotation is None else step.rotations[self._rotation]
-        if self._norms_rotated and rotation is not None and norm is not None:
-            self._rotate_and_norm(qkv, rotation, norm)
-            rotation = norm = None
         attended = self.backend.forward(
-            qkv, rotation, self.kv_cache, step.plans[self._plan], self._sliding_window, norm, self._sinks
+            qkv, rotation, self.kv_cache, step.plans[self._plan], self._sliding_window, self._head_norm, self._sinks
         )
         return self._output(self._output_rows(attended, x), residual)
 
@@ -285,13 +282,6 @@ class Attention:
             _norm_in_place(norm, qkv[:, first : first + size])
             first += size
         return qkv
-
-    def _rotate_and_norm(self, qkv: torch.Tensor, rotation: RotaryStep, norm: QKNorm) -> None:
-        """Rotate query and key, and then norm each head, in their memory."""
-        for heads, weight in zip(self.backend.shape.split(qkv), (norm.query, norm.key), strict=False):
-            assert heads is not None, "the layer has its own keys"
-            assert weight is not None, "each norm has a weight"
-            heads.copy_(rms_norm(rotate(heads, *rotation.rows), weight, norm.eps))
 
     def _output_rows(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Compute the input of the output projection from the result of the kernel."""

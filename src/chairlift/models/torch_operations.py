@@ -16,9 +16,6 @@ def torch_operations(config: ModelConfig) -> list[str]:
     operations = [f"activation {kernel}" for kernel in kernels if kernel not in NATIVE_PROLOGUES]
     if any(network.gate_multiplier != 1 for layer in config.layers for network in layer.feed_forwards):
         operations.append("factors of gates")
-    norms = (spec.head_norm for spec in config.attention_specs.values())
-    if any(norm is not None and norm.follows_rotation for norm in norms):
-        operations.append("norms of rotated heads")
     return operations
 
 

@@ -511,6 +511,7 @@ class PagedAttention:
         k_norm_ptr: int,
         norm_eps: float,
         norms_values: bool,
+        norms_rotated: bool,
         kv_projections: int,
         positions_ptr: int,
         cos_sin_cache_ptr: int,
@@ -535,6 +536,7 @@ class PagedAttention:
             q_norm_ptr, k_norm_ptr: float32 [head_dim], weights of RMSNorm over each head; 0 for no norm.
             norm_eps: The constant that RMSNorm adds to the mean square.
             norms_values: Whether each head of V has an RMSNorm, without a weight.
+            norms_rotated: Whether the norms of query and key follow the rotary embedding, instead of preceding it.
             kv_projections: 2 for keys and values; 1 if the projected keys are the values as well; 0 if another layer has
                 written K and V of this step.
             positions_ptr: int64 [num_tokens]; 0 without rotary embedding.

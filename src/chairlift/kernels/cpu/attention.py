@@ -112,10 +112,11 @@ class NativeAttention(AttentionBackend[NativeAttentionPlan]):
         return plan.out
 
 
-def _norm_arguments(norm: QKNorm | None) -> tuple[int, int, float, bool]:
+def _norm_arguments(norm: QKNorm | None) -> tuple[int, int, float, bool, bool]:
     if norm is None:
-        return 0, 0, 0.0, False
-    return norm.query.data_ptr(), 0 if norm.key is None else norm.key.data_ptr(), norm.eps, norm.norms_values
+        return 0, 0, 0.0, False, False
+    key = 0 if norm.key is None else norm.key.data_ptr()
+    return norm.query.data_ptr(), key, norm.eps, norm.norms_values, norm.follows_rotation
 
 
 def _rotary_arguments(rotary: RotaryStep | None) -> tuple[int, int, int, int]:

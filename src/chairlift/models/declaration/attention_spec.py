@@ -55,12 +55,12 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class HeadNormSpec:
-    """RMSNorm of query and key before the rotation, with the parameters `<query>.weight` and `<key>.weight`.
+    """RMSNorm of query and key, with the parameters `<query>.weight` and `<key>.weight`.
 
     Attributes:
         key: None in a layer that reads K and V of another layer.
         norms_values: whether the heads of V have an RMSNorm too, without a weight.
-        follows_rotation: whether the norm comes after the rotation (HunYuan).
+        follows_rotation: whether the norm comes after the rotation instead of before it (HunYuan).
         weight_offset: see NormSpec.
         across_heads: whether the heads of a token are normed together, by weights [heads * head_dim], instead of each
             head by the same weights [head_dim].
@@ -167,12 +167,8 @@ class AttentionSpec:
 
     @property
     def num_inner_values(self) -> int:
-        """The number of values of a token between the products of latent attention, or while torch norms rotated heads:
-        of the query and of its rotation, four each."""
-        if self.latent is not None:
-            return self.latent.num_row_values(self.num_heads)
-        norms_rotated = self.head_norm is not None and self.head_norm.follows_rotation
-        return 4 * (self.query_size + self.head_dim) if norms_rotated else 0
+        """The number of values of a token between the products of latent attention."""
+        return 0 if self.latent is None else self.latent.num_row_values(self.num_heads)
 
     @property
     def num_kept_values(self) -> int:
@@ -211,7 +207,7 @@ class AttentionSpec:
 
     @property
     def head_norms(self) -> tuple[NormSpec, ...]:
-        """The norms of query and key before the rotation; empty without norms."""
+        """The norms of query and key; empty without norms."""
         if (norm := self.head_norm) is None:
             return ()
         sizes = (self.query_size, self.key_size) if norm.across_heads else (self.head_dim, self.head_dim)

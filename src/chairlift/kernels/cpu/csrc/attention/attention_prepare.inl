@@ -83,11 +83,12 @@ static inline void write_head(const AttentionShape& shape, const float* x, void*
   }
 }
 
-// Normalizes and rotates one head of query or key.
+// Normalizes and rotates one head of query or key, or rotates it first.
 static inline void norm_and_rotate_head(const AttentionShape& shape, const float* norm, const float* cos_sin,
                                         float* x) {
-  if (norm) norm_head(x, shape.head_dim, norm, shape.norm_eps);
+  if (norm && !shape.norms_rotated) norm_head(x, shape.head_dim, norm, shape.norm_eps);
   if (cos_sin) rotate_head(x, shape.rotary_dim, cos_sin);
+  if (norm && shape.norms_rotated) norm_head(x, shape.head_dim, norm, shape.norm_eps);
 }
 
 static inline const float* angles(const AttentionShape& shape, const TokenRows& tokens, int64_t token) {

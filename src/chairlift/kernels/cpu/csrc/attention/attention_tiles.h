@@ -36,6 +36,7 @@ struct AttentionShape {
   float soft_cap = 0;  // scores become soft_cap * tanh(score / soft_cap); 0: they do not change
   int kv_projections = 2;  // 1: the projected keys are the values as well; 0: another layer has written K and V
   bool norms_values = false;  // each head of V has an RMSNorm without a weight
+  bool norms_rotated = false;  // the norm of query and key follows their rotation
   const float* sinks = nullptr;  // [num_heads], a score of each head without a value; null: none
 
   int group() const { return num_heads / num_kv_heads; }

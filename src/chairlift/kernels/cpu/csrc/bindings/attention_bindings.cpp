@@ -49,13 +49,14 @@ AttentionShape make_shape(int num_heads, int num_kv_heads, int head_dim, float s
 }
 
 void forward(const AttentionShape& attention, uintptr_t qkv, AttentionStep& step, uintptr_t q_norm, uintptr_t k_norm,
-             float norm_eps, bool norms_values, int kv_projections, uintptr_t positions, uintptr_t cos_sin_cache,
-             int rotary_dim, uintptr_t query_scales, uintptr_t key, uintptr_t value, uintptr_t key_scale,
-             uintptr_t value_scale, int64_t window, uintptr_t sinks, uintptr_t out) {
+             float norm_eps, bool norms_values, bool norms_rotated, int kv_projections, uintptr_t positions,
+             uintptr_t cos_sin_cache, int rotary_dim, uintptr_t query_scales, uintptr_t key, uintptr_t value,
+             uintptr_t key_scale, uintptr_t value_scale, int64_t window, uintptr_t sinks, uintptr_t out) {
   if (kv_projections < 0 || kv_projections > 2)
     throw nb::value_error(("kv_projections must be 0, 1 or 2, got " + std::to_string(kv_projections)).c_str());
   AttentionShape shape = attention;
   shape.norms_values = norms_values;
+  shape.norms_rotated = norms_rotated;
   shape.kv_projections = kv_projections;
   shape.q_norm = pointer<const float>(q_norm);
   shape.k_norm = pointer<const float>(k_norm);
@@ -123,9 +124,8 @@ Raises:
            nb::arg("soft_cap") = 0.0f)
       .def("forward", &forward,
            nb::arg("qkv_ptr"), nb::arg("step"), nb::arg("q_norm_ptr"), nb::arg("k_norm_ptr"), nb::arg("norm_eps"),
-           nb::arg("norms_values"), nb::arg("kv_projections"), nb::arg("positions_ptr"),
-           nb::arg("cos_sin_cache_ptr"), nb::arg("rotary_dim"),
-           nb::arg("query_scales_ptr"), nb::arg("key_ptr"), nb::arg("value_ptr"), nb::arg("key_scale_ptr"),
+           nb::arg("norms_values"), nb::arg("norms_rotated"), nb::arg("kv_projections"), nb::arg("positions_ptr"),
+           nb::arg("cos_sin_cache_ptr"), nb::arg("rotary_dim"), nb::arg("query_scales_ptr"), nb::arg("key_ptr"), nb::arg("value_ptr"), nb::arg("key_scale_ptr"),
            nb::arg("value_scale_ptr"), nb::arg("window"), nb::arg("sinks_ptr"), nb::arg("out_ptr"),
            nb::call_guard<nb::gil_scoped_release>(), R"(Compute one layer for all tokens of a step.
 
@@ -137,6 +137,7 @@ Args:
     q_norm_ptr, k_norm_ptr: float32 [head_dim], weights of RMSNorm over each head; 0 for no norm.
     norm_eps: The constant that RMSNorm adds to the mean square.
     norms_values: Whether each head of V has an RMSNorm, without a weight.
+    norms_rotated: Whether the norms of query and key follow the rotary embedding, instead of preceding it.
     kv_projections: 2 for keys and values; 1 if the projected keys are the values as well; 0 if another layer has
         written K and V of this step.
     positions_ptr: int64 [num_tokens]; 0 without rotary embedding.

@@ -165,12 +165,13 @@ class Layer {
     const float* x = tokens_[sequence].data() + token * shape.qkv_width() + head * shape.head_dim;
     std::vector<double> y(x, x + n);
     if (head >= shape.num_heads + shape.num_kv_heads) return y;
-    if (case_.norms) {
+    const auto norm = [&] {
       double squares = 1e-6;
       for (const double value : y) squares += value * value / static_cast<double>(n);
       const std::vector<float>& weight = head < shape.num_heads ? q_norm_ : k_norm_;
       for (size_t i = 0; i < n; ++i) y[i] *= weight[i] / std::sqrt(squares);
-    }
+    };
+    if (case_.norms && !shape.norms_rotated) norm();
     if (case_.rotates) {
       const auto half = static_cast<size_t>(shape.rotary_dim) / 2;
       const float* turn = cos_sin_.data() + static_cast<size_t>(token) * 2 * half;
@@ -180,6 +181,7 @@ class Layer {
         y[half + i] = b * turn[i] + a * turn[half + i];
       }
     }
+    if (case_.norms && shape.norms_rotated) norm();
     return y;
   }
 
@@ -371,7 +373,8 @@ void test_attention() {
         c.block_size = random.among(std::vector<int>{1, 4, 16, 32});
         c.window = random.among(std::vector<int64_t>{0, 0, 1, 30, 520});
         c.rotates = random.below(2) == 1;
-        c.norms = random.below(3) == 0;
+        c.norms = random.below(2) == 0;
+        c.shape.norms_rotated = random.below(2) == 0;
         c.scales_queries = random.below(3) == 0;
         c.has_sinks = random.below(2) == 0;
         c.shape.rotary_dim = random.below(3) == 0 ? head_dim / 2 : head_dim;
