@@ -85,6 +85,9 @@ READ: Final = "read"
 ISA_UNITS: Final = {"amx": {"int8": "tile_s8", "bf16": "tile_bf16"}, "avx512-bf16": {"bf16": "dot_bf16"}}
 """The operations of products that an instruction set has instructions for, by instruction set and format."""
 
+XIELU: Final = (0.8, 0.8, 0.5, -1e-6)
+"""Parameters of the activation xIELU, which do not change the time of a product."""
+
 TILED_ROWS: Final = 64
 """Minimum number of rows for which tiles multiply weights with scales of 32 inputs."""
 
@@ -273,7 +276,7 @@ def _prologue(product: Product) -> Prologue:
     if kind == "none":
         return NO_PROLOGUE
     if kind not in NORM_KINDS:
-        return Prologue(kind)
+        return Prologue(kind, parameters=XIELU if kind == "xielu" else ())
     return Prologue(kind, torch.ones(size), torch.zeros(size) if kind == "layer_norm" else None, 1e-5)
 
 

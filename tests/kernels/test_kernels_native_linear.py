@@ -8,7 +8,7 @@ only by the rounding of float32 sums.
 from __future__ import annotations
 
 import itertools
-from typing import Any, get_args
+from typing import Any
 
 import gguf
 import numpy as np
@@ -30,7 +30,7 @@ from support import reference_kernels as reference
 from support.case_loop import loop_over
 from support.ggml_blocks import HALVES, random_blocks, random_rows
 from support.native import ROUNDING_TO_BF16
-from support.quantized_products import quantized_linear
+from support.quantized_products import KINDS, quantized_linear
 
 try:
     NATIVE = load()
@@ -39,8 +39,8 @@ except KernelsUnavailableError as error:
 
 FORMATS = sorted(BYTES_PER_INPUT)
 SUPER_FORMATS = ("iq4_xs", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
-KINDS: tuple[NativePrologueKind, ...] = get_args(NativePrologueKind)
 EPS = 1e-5
+XIELU = (0.4, -0.3, 0.5, -1e-6)
 
 
 def sizes(largest: int, rare: int) -> st.SearchStrategy[int]:
@@ -63,7 +63,9 @@ def width(kind: NativePrologueKind, in_features: int) -> int:
 def make_prologue(kind: NativePrologueKind, in_features: int) -> Prologue:
     is_norm = kind in ("rms_norm", "layer_norm")
     weight, bias = torch.randn(2, in_features)
-    return Prologue(kind, weight if is_norm else None, bias if kind == "layer_norm" else None, EPS if is_norm else 0.0)
+    parameters = XIELU if kind == "xielu" else (0.7,) if kind == "silu_and_mul" else ()
+    norm_bias = bias if kind == "layer_norm" else None
+    return Prologue(kind, weight if is_norm else None, norm_bias, EPS if is_norm else 0.0, parameters)
 
 
 def make_rows(num_rows: int, size: int) -> torch.Tensor:
@@ -100,7 +102,7 @@ def multiply(
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
     vectors = [None if v is None else v.numpy() for v in (bias, prologue.weight, prologue.bias)]
-    linear = NATIVE.FusedLinear([matrix], vectors[0], prologue.kind, *vectors[1:], prologue.eps)
+    linear = NATIVE.FusedLinear([matrix], vectors[0], prologue.kind, *vectors[1:], prologue.eps, prologue.parameters)
     out = torch.empty(len(x), matrix.out_features) if residual is None else residual.clone()
     linear(x.data_ptr(), x.stride(0), len(x), out.data_ptr(), out.stride(0), residual is not None)
     return out
@@ -159,6 +161,22 @@ def test_prologues_equal_the_reference(kind: NativePrologueKind, in_features: in
     prologue, x = make_prologue(kind, in_features), make_rows(11, width(kind, in_features))
     ours, expected = prepared(x, prologue, in_features), reference.apply_prologue(x, prologue)
     torch.testing.assert_close(ours, expected, rtol=3e-6, atol=3e-6 * float(expected.abs().max()))
+
+
+def test_activations_near_zero_and_far_from_it() -> None:
+    size = torch.cat((torch.logspace(-8, 1, 200), torch.tensor([30.0, 100.0, 1e4])))
+    x = torch.cat((size, -size, torch.zeros(1)))[None]
+    for prologue in (Prologue("gelu"), Prologue("xielu", parameters=XIELU)):
+        expected = reference.apply_prologue(x.double(), prologue).float()
+        error = (prepared(x, prologue, x.shape[1]) - expected).abs()
+        assert (error <= 2e-6 * expected.abs() + 2e-7 * x.abs()).all()
+
+
+def test_parameters_of_activations_are_checked() -> None:
+    matrix = pack("f32", torch.eye(4))
+    for kind, count in (("xielu", 3), ("silu_and_mul", 2), ("silu", 1), ("none", 1)):
+        with pytest.raises(ValueError, match="parameters must be four of xielu, at most one of gated"):
+            NATIVE.FusedLinear([matrix], None, kind, parameters=[0.5] * count)
 
 
 def test_silu_of_large_values() -> None:
@@ -491,8 +509,8 @@ def relative(ours: torch.Tensor, expected: torch.Tensor) -> float:
         ),
         (lambda: NATIVE.PackedMatrix("f32", 4, 4).unpack(-1, 2), "rows -1 to 0 are outside the matrix"),
         (
-            lambda: NATIVE.FusedLinear([NATIVE.PackedMatrix("f32", 4, 4)], None, "gelu"),
-            "prologue must be one of none, .* got 'gelu'",
+            lambda: NATIVE.FusedLinear([NATIVE.PackedMatrix("f32", 4, 4)], None, "mish"),
+            "prologue must be one of none, .* got 'mish'",
         ),
         (
             lambda: NATIVE.FusedLinear([NATIVE.PackedMatrix("f32", 4, 4)], np.zeros(3, np.float32)),

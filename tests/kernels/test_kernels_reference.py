@@ -133,6 +133,16 @@ def swigluoai(gate: torch.Tensor) -> torch.Tensor:
     return gate * torch.sigmoid(1.702 * gate)
 
 
+XIELU = (0.4, -0.3, 0.5, -1e-6)
+
+
+def xielu(x: torch.Tensor, *parameters: float) -> torch.Tensor:
+    alpha_p, alpha_n, beta, eps = torch.tensor(parameters, dtype=torch.float64)
+    x64, alpha_n = x.double(), beta + F.softplus(alpha_n)
+    below = alpha_n * torch.expm1(torch.minimum(x64, eps)) - alpha_n * x64 + beta * x64
+    return torch.where(x64 > 0, F.softplus(alpha_p) * x64**2 + beta * x64, below).to(x.dtype)
+
+
 @loop_over("dtype", [torch.float32, torch.bfloat16])
 def test_norms_and_activation(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -149,6 +159,9 @@ def test_norms_and_activation(dtype: torch.dtype) -> None:
         Prologue("relu2"): F.relu(x) ** 2,
         Prologue("silu_and_mul"): F.silu(x[:, :12]) * x[:, 12:],
         Prologue("swigluoai_and_mul"): swigluoai(x[:, :12]) * (x[:, 12:].clamp(-7, 7) + 1),
+        Prologue("gelu"): F.gelu(x),
+        Prologue("gelu_and_mul", parameters=(0.7,)): F.gelu(0.7 * x[:, :12]) * x[:, 12:],
+        Prologue("xielu", parameters=XIELU): xielu(x, *XIELU),
         Prologue("gelu_tanh_and_mul"): F.gelu(x[:, :12], approximate="tanh") * x[:, 12:],
         Prologue("rms_norm", weight, eps=1e-5): F.rms_norm(x, (24,), weight, 1e-5),
         Prologue("layer_norm", weight, bias, 1e-5): expected,

@@ -232,7 +232,8 @@ def test_memory_of_another_type_is_rejected() -> None:
 def prologues(size: int, dtype: torch.dtype) -> list[Prologue]:
     weight, bias = torch.randn(2, size, dtype=dtype)
     norms = [Prologue("rms_norm", weight, eps=1e-5), Prologue("layer_norm", weight, bias, 1e-5)]
-    return [NO_PROLOGUE, *norms, *(Prologue(activation_kernel(name, name != "relu")) for name in ACTIVATIONS)]
+    gated = [Prologue(activation_kernel(name, True), parameters=(0.7,)) for name in ACTIVATIONS if name != "xielu"]
+    return [NO_PROLOGUE, *norms, *gated, Prologue("relu"), Prologue("xielu", parameters=(0.4, -0.3, 0.5, -1e-6))]
 
 
 @loop_over("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -106,7 +106,7 @@ def test_multipliers_of_falcon_h1_are_factors_of_norms_scores_rows_and_branches(
     assert layer.recurrence_norms.before is not None
     assert layer.recurrence_norms.before.weight_multiplier == 1.25
     assert layer.feed_forward is not None
-    assert layer.feed_forward.gate_multiplier == 0.8838834764831844
+    assert layer.feed_forward.parameters == (0.8838834764831844,)
     assert layer.feed_forward_norms.multiplier == 0.5859375
 
 

@@ -71,11 +71,11 @@ def test_every_architecture_builds() -> None:
         ),
         (
             replace(LLAMA, activation="mish").declare(),
-            r"activation must be one of gelu, gelu_tanh, relu, relu2, silu, swigluoai; got 'mish' \(llama\)",
+            r"activation must be one of gelu, gelu_tanh, relu, relu2, silu, swigluoai, xielu; got 'mish' \(llama\)",
         ),
         (
             replace(OPT, activation="mish").declare(),
-            "activation must be one of gelu, gelu_tanh, relu, relu2, silu, swigluoai; got 'mish'",
+            "activation must be one of gelu, gelu_tanh, relu, relu2, silu, swigluoai, xielu; got 'mish'",
         ),
     ],
 )

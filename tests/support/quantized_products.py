@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, get_args
 
 import torch
 
 from chairlift.kernels.activations import NativePrologueKind
 
+KINDS: Final[tuple[NativePrologueKind, ...]] = get_args(NativePrologueKind)
+
 OUTLIER_AFTER: Final[dict[NativePrologueKind, float]] = {
+    **dict.fromkeys(KINDS, 12.0),
     "none": 8,
     "rms_norm": 5,
     "layer_norm": 5,
-    "silu_and_mul": 12,
-    "gelu_tanh_and_mul": 12,
-    "swigluoai_and_mul": 12,
-    "relu": 12,
-    "relu2": 12,
 }
 """The threshold of outliers among the inputs of a quantized product, in multiples of the mean magnitude of their group,
 by the prologue that computed them."""
 
 OUTLIER_AFTER_IN_ROWS: Final[dict[NativePrologueKind, float]] = {
+    **dict.fromkeys(KINDS, 8.0),
     "none": 5,
     "rms_norm": 3.5,
     "layer_norm": 3.5,
-    "silu_and_mul": 8,
-    "gelu_tanh_and_mul": 8,
-    "swigluoai_and_mul": 8,
-    "relu": 8,
-    "relu2": 8,
 }
 """The same in multiples of the mean magnitude of the row, where a row has one scale."""
 

@@ -63,14 +63,15 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
     return (normed * weight.float() + bias.float()).to(x.dtype)
 
 
-def activate(x: torch.Tensor, kernel: str) -> torch.Tensor:
+def activate(x: torch.Tensor, kernel: str, parameters: tuple[float, ...] = ()) -> torch.Tensor:
     """An activation function over rows [T, n]; gated (SwiGLU and its relatives, Shazeer, 2020) over rows [T, 2 * n],
-    the gate first: function(gate) * up, or function(gate) * of_up(up)."""
+    the gate first: function(factor * gate) * up, or function(factor * gate) * of_up(up)."""
     activation, is_gated = find_activation(kernel)
     if not is_gated:
-        return activation.function(x)
+        return activation.function(x, *parameters)
     gate, up = x.chunk(2, dim=-1)
-    return activation.function(gate) * (up if activation.of_up is None else activation.of_up(up))
+    (factor,) = parameters or (1.0,)
+    return activation.function(factor * gate) * (up if activation.of_up is None else activation.of_up(up))
 
 
 def apply_prologue(x: torch.Tensor, prologue: Prologue) -> torch.Tensor:
@@ -78,7 +79,7 @@ def apply_prologue(x: torch.Tensor, prologue: Prologue) -> torch.Tensor:
     if prologue.kind == "none":
         return x
     if prologue.kind not in NORM_KINDS:
-        return activate(x, prologue.kind)
+        return activate(x, prologue.kind, prologue.parameters)
     assert prologue.weight is not None, "norms have a weight"
     if prologue.kind == "rms_norm":
         return rms_norm(x, prologue.weight, prologue.eps)

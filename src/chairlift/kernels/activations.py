@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import exp, log1p
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
 if TYPE_CHECKING:
@@ -17,7 +18,21 @@ SWIGLUOAI_LIMIT: Final = 7.0
 """The constants of "swigluoai", the activation of gpt-oss."""
 
 NativePrologueKind = Literal[
-    "none", "rms_norm", "layer_norm", "silu_and_mul", "gelu_tanh_and_mul", "swigluoai_and_mul", "relu", "relu2"
+    "none",
+    "rms_norm",
+    "layer_norm",
+    "silu",
+    "gelu",
+    "gelu_tanh",
+    "relu",
+    "relu2",
+    "xielu",
+    "silu_and_mul",
+    "gelu_and_mul",
+    "gelu_tanh_and_mul",
+    "relu_and_mul",
+    "relu2_and_mul",
+    "swigluoai_and_mul",
 ]
 NATIVE_PROLOGUES: Final[tuple[str, ...]] = get_args(NativePrologueKind)
 """The norms and row kernels that native kernels compute before a product. Torch computes the others there too."""
@@ -35,11 +50,12 @@ class Activation:
     """An activation function.
 
     Attributes:
-        function: elementwise; returns a new tensor of the type of its argument.
+        function: elementwise; returns a new tensor of the type of its first argument. The others are the parameters of
+            the activation (`Prologue.parameters`), unless it is gated.
         of_up: the function of the values that a gated network multiplies; None for the values themselves.
     """
 
-    function: Callable[[torch.Tensor], torch.Tensor]
+    function: Callable[..., torch.Tensor]
     of_up: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
@@ -68,12 +84,20 @@ def _swigluoai(x: torch.Tensor) -> torch.Tensor:
     return gate * (SWIGLUOAI_ALPHA * gate).sigmoid()
 
 
+def _xielu(x: torch.Tensor, alpha_p: float, alpha_n: float, beta: float, eps: float) -> torch.Tensor:
+    """xIELU (Huang and Schlag, 2024, arXiv:2411.13010), as `XIELUActivation` of transformers computes it."""
+    positive, negative = (log1p(exp(alpha)) for alpha in (alpha_p, alpha_n))
+    below = (x.clamp(max=eps).expm1() - x) * (beta + negative)
+    return below.where(x <= 0, positive * x * x) + beta * x
+
+
 ACTIVATIONS: Final[dict[str, Activation]] = {
     "silu": Activation(partial(_functional, name="silu")),
     "gelu_tanh": Activation(partial(_functional, name="gelu", approximate="tanh")),
     "gelu": Activation(partial(_functional, name="gelu")),
     "relu": Activation(lambda x: x.relu()),
     "relu2": Activation(lambda x: x.relu().square_()),
+    "xielu": Activation(_xielu),
     "swigluoai": Activation(_swigluoai, of_up=lambda x: x.clamp(-SWIGLUOAI_LIMIT, SWIGLUOAI_LIMIT) + 1),
 }
 """Name in a declaration -> the function. An architecture with another function adds it here."""

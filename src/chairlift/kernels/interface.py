@@ -39,12 +39,15 @@ class Prologue:
         weight: [in], the weight of a norm.
         bias: [in], the bias of "layer_norm".
         eps: the epsilon of a norm.
+        parameters: the factor of the gate of a gated row kernel, 1 if it is missing; alpha_p, alpha_n, beta and eps of
+            "xielu", as in checkpoints.
     """
 
     kind: str
     weight: torch.Tensor | None = None
     bias: torch.Tensor | None = None
     eps: float = 0.0
+    parameters: tuple[float, ...] = ()
 
 
 NO_PROLOGUE = Prologue("none")

@@ -56,9 +56,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-def activate_and_multiply(gate_up: torch.Tensor, of_gate: RowKernel, of_up: RowKernel | None) -> torch.Tensor:
+def activate_and_multiply(
+    gate_up: torch.Tensor, of_gate: RowKernel, of_up: RowKernel | None, factor: float = 1.0
+) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
-    return of_gate(gate).mul_(up if of_up is None else of_up(up))
+    return of_gate(gate if factor == 1 else gate * factor).mul_(up if of_up is None else of_up(up))
 
 
 def make_prologue(prologue: Prologue) -> RowKernel:
@@ -67,9 +69,10 @@ def make_prologue(prologue: Prologue) -> RowKernel:
         return lambda x: x
     if prologue.kind not in NORM_KINDS:
         activation, is_gated = find_activation(prologue.kind)
+        function, parameters = activation.function, prologue.parameters
         if not is_gated:
-            return activation.function
-        return partial(activate_and_multiply, of_gate=activation.function, of_up=activation.of_up)
+            return lambda x: function(x, *parameters)
+        return lambda x: activate_and_multiply(x, function, activation.of_up, *parameters)
     weight, bias, eps = prologue.weight, prologue.bias, prologue.eps
     assert weight is not None, "norms have a weight"
     if prologue.kind == "rms_norm":

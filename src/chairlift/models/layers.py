@@ -85,9 +85,10 @@ class LayerBuilder:
         if spec.router is not None:
             return partial(_without_residual, self.mixture(spec, norm))
         up = self.adapted_linear(spec.up, self.norm(norm))
-        down = self.adapted_linear(spec.down, Prologue(spec.activation_kernel))
-        if spec.gate_multiplier != 1:
-            return ScaledFeedForward(up, down, spec.inner_size, spec.gate_multiplier)
+        parameters = tuple(
+            float(self._vector(value, 1)) if isinstance(value, str) else value for value in spec.parameters
+        )
+        down = self.adapted_linear(spec.down, Prologue(spec.activation_kernel, parameters=parameters))
         return self._kernels.make_feed_forward(up, down)
 
     def mixture(self, spec: FeedForwardSpec, norm: NormSpec | None) -> RowKernel:
@@ -378,26 +379,6 @@ class BranchSum:
         if self._kernel is None:
             return branch
         return self._kernel(branch, None) if self._is_fused else self._kernel(stream, branch)
-
-
-class ScaledFeedForward:
-    """down(activation(up(norm(x)))) with a factor of the gate: [T, hidden_size] -> [T, hidden_size].
-
-    Args:
-        gate_size, gate_multiplier: the number of the first values of up(norm(x)) that are multiplied, and the factor.
-    """
-
-    def __init__(self, up: LinearKernel, down: LinearKernel, gate_size: int, gate_multiplier: float) -> None:
-        self._up = up
-        self._down = down
-        self._gate_size = gate_size
-        self._gate_multiplier = gate_multiplier
-
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """Compute the network, plus `residual` if there is one, which the caller gives up."""
-        projected = self._up(x)
-        projected[:, : self._gate_size].mul_(self._gate_multiplier)
-        return self._down(projected, residual)
 
 
 def _without_residual(mixture: RowKernel, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The operations of a model's layers that native kernels lack, and that torch computes instead."""
+"""The operations of a model that native kernels lack, and that torch computes instead."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from chairlift.models.declaration.model_config import ModelConfig
 
 
 def torch_operations(config: ModelConfig) -> list[str]:
-    """Return the operations of a model's layers that native kernels lack, each once.
+    """Return the operations of a model's layers that native kernels lack, each once: activations.
 
     If the list is empty, native kernels compute all layers, and decode steps can be recorded.
     """
     branches = (branch for layer in config.layers for branch in (*layer.feed_forwards, layer.per_layer_branch))
     kernels = dict.fromkeys(branch.activation_kernel for branch in branches if branch is not None)
-    operations = [f"activation {kernel}" for kernel in kernels if kernel not in NATIVE_PROLOGUES]
-    if any(network.gate_multiplier != 1 for layer in config.layers for network in layer.feed_forwards):
-        operations.append("factors of gates")
-    return operations
+    return [f"activation {kernel}" for kernel in kernels if kernel not in NATIVE_PROLOGUES]
 
 
 def fallback_notes(config: ModelConfig) -> list[str]:

@@ -172,11 +172,13 @@ class FusedLinear:
         parts: Matrices with the same input in the same order, whose outputs follow each other; the layer keeps them alive.
             Their formats are equal, or all of them have blocks.
         bias: float32 [out_features], copied; None adds nothing.
-        prologue: The function of each row before the product: "none", "rms_norm", "layer_norm", "silu_and_mul",
-            "gelu_tanh_and_mul", "swigluoai_and_mul", "relu" or "relu2".
+        prologue: The function of each row before the product: "none", "rms_norm", "layer_norm", "silu", "gelu",
+            "gelu_tanh", "relu", "relu2", "xielu", "silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "relu_and_mul",
+            "relu2_and_mul" or "swigluoai_and_mul".
         norm_weight: float32 [in_features], copied; for "rms_norm" and "layer_norm".
         norm_bias: float32 [in_features], copied; for "layer_norm".
         eps: The constant that both norms add to the variance.
+        parameters: The factor of the gate of a gated prologue, or nothing; alpha_p, alpha_n, beta and eps of "xielu".
 
     Raises:
         ValueError: The prologue is unknown, a vector is missing or has another length, or the matrices do not fit.
@@ -194,6 +196,7 @@ class FusedLinear:
         norm_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
         | None = None,
         eps: float = 0.0,
+        parameters: Sequence[float] = [],
     ) -> None: ...
     @overload
     def __init__(

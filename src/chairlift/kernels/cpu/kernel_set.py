@@ -234,7 +234,13 @@ class NativeLinear:
         bias_array, norm_weight, norm_bias = vectors
         self._matrix = matrix
         self.kernel = native.FusedLinear(
-            list(matrix.parts), bias_array, prologue.kind, norm_weight, norm_bias, prologue.eps
+            list(matrix.parts),
+            bias_array,
+            prologue.kind,
+            norm_weight,
+            norm_bias,
+            prologue.eps,
+            prologue.parameters,
         )
         self._key = (matrix.purpose, matrix.out_features)
         self._buffers = buffers

@@ -70,7 +70,7 @@ def _declare(fields: ConfigFields, mamba: MambaSizes, index: int, layer: LayerSp
         attention_norms=_branch(fields, before, "attention"),
         recurrence=mamba.declare(f"model.layers.{index}.mamba", before.size),
         recurrence_norms=_branch(fields, before, "ssm"),
-        feed_forward=replace(mlp, gate_multiplier=gate),
+        feed_forward=replace(mlp, parameters=(gate,)),
         feed_forward_norms=replace(layer.feed_forward_norms, multiplier=down),
     )
 

@@ -43,7 +43,8 @@ class FeedForwardSpec:
         activation: a key of `kernels.activations.ACTIVATIONS`.
         router: None, or, of a mixture of experts, the choice of the experts whose weighted sum is the result. Then `up`
             and `down` declare every expert, and their names have "{}" in place of its number.
-        gate_multiplier: the factor of gate(x), in a gated network without a router.
+        parameters: those of the activation (`Prologue.parameters`), in a network without a router: numbers, or the
+            names of parameters of the checkpoint with one value each.
     """
 
     up: MatrixSpec
@@ -51,7 +52,7 @@ class FeedForwardSpec:
     activation: str
     gated: bool
     router: RouterSpec | None = None
-    gate_multiplier: float = 1.0
+    parameters: tuple[float | str, ...] = ()
 
     @property
     def inner_size(self) -> int:

@@ -21,17 +21,15 @@ inline std::vector<float> to_vector(const std::optional<Vector>& values) {
 }
 
 inline Prologue parse_prologue(const std::string& name) {
-  if (name == "none") return Prologue::none;
-  if (name == "rms_norm") return Prologue::rms_norm;
-  if (name == "layer_norm") return Prologue::layer_norm;
-  if (name == "silu_and_mul") return Prologue::silu_and_mul;
-  if (name == "gelu_tanh_and_mul") return Prologue::gelu_tanh_and_mul;
-  if (name == "swigluoai_and_mul") return Prologue::swigluoai_and_mul;
-  if (name == "relu") return Prologue::relu;
-  if (name == "relu2") return Prologue::relu2;
-  const char* const known =
-      "none, rms_norm, layer_norm, silu_and_mul, gelu_tanh_and_mul, swigluoai_and_mul, relu, relu2";
-  throw nanobind::value_error((std::string("prologue must be one of ") + known + ", got '" + name + "'").c_str());
+  static constexpr const char* kNames[] = {"none", "rms_norm", "layer_norm", "silu", "gelu", "gelu_tanh", "relu", "relu2",
+                                           "xielu", "silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "relu_and_mul",
+                                           "relu2_and_mul", "swigluoai_and_mul"};
+  std::string known;
+  for (const char* const& each : kNames) {
+    if (name == each) return static_cast<Prologue>(&each - kNames);
+    known += (known.empty() ? "" : ", ") + std::string(each);
+  }
+  throw nanobind::value_error(("prologue must be one of " + known + ", got '" + name + "'").c_str());
 }
 
 }  // namespace chairlift

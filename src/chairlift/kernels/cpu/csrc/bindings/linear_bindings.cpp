@@ -192,23 +192,26 @@ Args:
     parts: Matrices with the same input in the same order, whose outputs follow each other; the layer keeps them alive.
         Their formats are equal, or all of them have blocks.
     bias: float32 [out_features], copied; None adds nothing.
-    prologue: The function of each row before the product: "none", "rms_norm", "layer_norm", "silu_and_mul",
-        "gelu_tanh_and_mul", "swigluoai_and_mul", "relu" or "relu2".
+    prologue: The function of each row before the product: "none", "rms_norm", "layer_norm", "silu", "gelu",
+        "gelu_tanh", "relu", "relu2", "xielu", "silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "relu_and_mul",
+        "relu2_and_mul" or "swigluoai_and_mul".
     norm_weight: float32 [in_features], copied; for "rms_norm" and "layer_norm".
     norm_bias: float32 [in_features], copied; for "layer_norm".
     eps: The constant that both norms add to the variance.
+    parameters: The factor of the gate of a gated prologue, or nothing; alpha_p, alpha_n, beta and eps of "xielu".
 
 Raises:
     ValueError: The prologue is unknown, a vector is missing or has another length, or the matrices do not fit.)")
       .def("__init__",
            [](Linear* self, const std::vector<std::shared_ptr<PackedMatrix>>& parts, const std::optional<Vector>& bias,
               const std::string& prologue, const std::optional<Vector>& norm_weight,
-              const std::optional<Vector>& norm_bias, float eps) {
+              const std::optional<Vector>& norm_bias, float eps, const std::vector<float>& parameters) {
              new (self) Linear({parts.begin(), parts.end()}, to_vector(bias), parse_prologue(prologue), to_vector(norm_weight),
-                               to_vector(norm_bias), eps);
+                               to_vector(norm_bias), eps, parameters);
            },
            nb::arg("parts"), nb::arg("bias").none() = nb::none(), nb::arg("prologue") = "none",
-           nb::arg("norm_weight").none() = nb::none(), nb::arg("norm_bias").none() = nb::none(), nb::arg("eps") = 0.0f)
+           nb::arg("norm_weight").none() = nb::none(), nb::arg("norm_bias").none() = nb::none(), nb::arg("eps") = 0.0f,
+           nb::arg("parameters") = std::vector<float>())
       .def("__init__",
            [](Linear* self, const std::vector<std::shared_ptr<PackedMatrix>>& parts, const std::optional<Vector>& bias,
               const Norm& norm) {

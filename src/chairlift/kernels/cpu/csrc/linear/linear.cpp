@@ -176,19 +176,26 @@ Norm norm_of(Prologue prologue, std::vector<float> weight, std::vector<float> bi
   return {is_norm(prologue) ? prologue : Prologue::none, std::move(weight), std::move(bias), eps};
 }
 
+bool has_parameters(Prologue prologue, size_t count) {
+  return prologue == Prologue::xielu ? count == 4 : count == 0 || (is_gated(prologue) && count == 1);
+}
+
 }  // namespace
 
 Linear::Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vector<float> bias, Prologue prologue,
-               std::vector<float> norm_weight, std::vector<float> norm_bias, float eps)
+               std::vector<float> norm_weight, std::vector<float> norm_bias, float eps, std::vector<float> parameters)
     : Linear(std::move(parts), std::move(bias), prologue,
-             norm_of(prologue, std::move(norm_weight), std::move(norm_bias), eps)) {}
+             norm_of(prologue, std::move(norm_weight), std::move(norm_bias), eps), std::move(parameters)) {}
 
 Linear::Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vector<float> bias, const Norm& norm)
-    : Linear(std::move(parts), std::move(bias), norm.kind(), norm) {}
+    : Linear(std::move(parts), std::move(bias), norm.kind(), norm, {}) {}
 
 Linear::Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vector<float> bias, Prologue prologue,
-               Norm norm)
-    : parts_(std::move(parts)), bias_(std::move(bias)), prologue_(prologue), norm_(std::move(norm)) {
+               Norm norm, std::vector<float> parameters)
+    : parts_(std::move(parts)), bias_(std::move(bias)), prologue_(prologue), norm_(std::move(norm)),
+      parameters_(std::move(parameters)) {
+  if (!has_parameters(prologue, parameters_.size()))
+    throw std::invalid_argument("parameters must be four of xielu, at most one of gated prologues, and none of others");
   if (parts_.empty()) throw std::invalid_argument("a layer needs at least one matrix");
   for (const auto& part : parts_) {
     if (part->in_features() != parts_[0]->in_features())
@@ -208,6 +215,7 @@ Linear::Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vect
 PrologueArgs Linear::prologue_args() const {
   PrologueArgs args = norm_.args();
   args.kind = prologue_;
+  if (!parameters_.empty()) args.parameters = parameters_.data();
   return args;
 }
 

@@ -15,9 +15,9 @@ namespace chairlift {
 class Linear {
  public:
   // parts: matrices with the same input, whose outputs follow each other; of one format, or all of them grouped.
-  // bias [out_features] or empty; norm_weight and norm_bias [in_features] where the prologue has them.
+  // bias [out_features] or empty; norm_weight and norm_bias [in_features] and parameters where the prologue has them.
   Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vector<float> bias, Prologue prologue,
-         std::vector<float> norm_weight, std::vector<float> norm_bias, float eps);
+         std::vector<float> norm_weight, std::vector<float> norm_bias, float eps, std::vector<float> parameters = {});
   // The same with a norm, or none, whose weights may be shared with other layers.
   Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vector<float> bias, const Norm& norm);
 
@@ -61,7 +61,8 @@ class Linear {
   struct Tiling;
   struct PrefetchRange;
   static constexpr int kAllThreads = -1;
-  Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vector<float> bias, Prologue prologue, Norm norm);
+  Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vector<float> bias, Prologue prologue, Norm norm,
+         std::vector<float> parameters);
   void prepare(const Call& call, const Activations& activations, int64_t first, uint8_t* scratch) const;
   void merge_outliers(const Call& call, const Activations& activations, int64_t block, uint8_t* scratch) const;
   void choose_channels(const Call& call, const Activations& activations, uint8_t* scratch) const;
@@ -84,6 +85,7 @@ class Linear {
   std::vector<float> bias_;
   Prologue prologue_;
   Norm norm_;  // none if the prologue is no norm
+  std::vector<float> parameters_;
 };
 
 }  // namespace chairlift

@@ -34,35 +34,47 @@ static void layer_norm(const PrologueArgs& args, Row x, int64_t n, float* y) {
   });
 }
 
-// gate * sigmoid(inner(gate)) * up, where the gate is the first half of the row.
-template <typename Inner>
-static void gate_and_mul(Row x, int64_t n, float* y, Inner inner) {
+// The tanh approximation of GELU (Hendrycks and Gimpel, 2016) is x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 * x^3)).
+static inline F gelu_tanh(F x) {
+  constexpr float kFactor = 1.5957691216057308f;
+  const F inner = mul(x, fma(mul(x, x), set1(0.044715f * kFactor), set1(kFactor)));
+  return div(x, add(set1(1.0f), exp(neg(inner))));
+}
+
+// max(x, 0)^2 (So et al., 2021).
+static inline F squared_relu(F x) {
+  const F positive = max(x, zero());
+  return mul(positive, positive);
+}
+
+// function(x), or function(factor * gate) * up, where the gate is the first half of the row.
+template <typename Function>
+static void activate(const PrologueArgs& args, Row x, int64_t n, float* y, Function function) {
+  if (!is_gated(args.kind)) return each(n, y, [&](int64_t i, int count) { return function(x.part(i, count)); });
+  const F factor = set1(args.parameters ? args.parameters[0] : 1.0f);
   each(n, y, [&](int64_t i, int count) {
-    const F gate = x.part(i, count), up = x.part(n + i, count);
-    return mul(div(gate, add(set1(1.0f), exp(neg(inner(gate))))), up);
+    const F gate = mul(x.part(i, count), factor), up = x.part(n + i, count);
+    return mul(function(gate), up);
   });
 }
 
 // gate * sigmoid(1.702 * gate) * (up + 1), where the gate is at most 7 and up is from -7 to 7 (gpt-oss).
-static void clamped_gate_and_mul(Row x, int64_t n, float* y) {
-  const F limit = set1(7.0f), one = set1(1.0f);
+static void clamped_gate_and_mul(const PrologueArgs& args, Row x, int64_t n, float* y) {
+  const F limit = set1(7.0f), one = set1(1.0f), factor = set1(args.parameters ? args.parameters[0] : 1.0f);
   each(n, y, [&](int64_t i, int count) {
-    const F gate = min(x.part(i, count), limit), up = max(min(x.part(n + i, count), limit), neg(limit));
+    const F gate = min(mul(x.part(i, count), factor), limit), up = max(min(x.part(n + i, count), limit), neg(limit));
     return mul(div(gate, add(one, exp(mul(gate, set1(-1.702f))))), add(up, one));
   });
 }
 
-// The tanh approximation of GELU (Hendrycks and Gimpel, 2016) is x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 * x^3)).
-static inline F gelu_tanh_inner(F x) {
-  constexpr float kFactor = 1.5957691216057308f;
-  return mul(x, fma(mul(x, x), set1(0.044715f * kFactor), set1(kFactor)));
-}
-
-// max(x, 0)^2 (So et al., 2021).
-static void squared_relu(Row x, int64_t n, float* y) {
+// xIELU (Huang and Schlag, 2024).
+static void xielu(const PrologueArgs& args, Row x, int64_t n, float* y) {
+  const F beta = set1(args.parameters[2]), eps = set1(args.parameters[3]);
+  const F positive = softplus(set1(args.parameters[0])), negative = add(beta, softplus(set1(args.parameters[1])));
   each(n, y, [&](int64_t i, int count) {
-    const F positive = max(x.part(i, count), zero());
-    return mul(positive, positive);
+    const F value = x.part(i, count);
+    const F below = mul(negative, sub(expm1(min(value, eps)), value)), above = mul(positive, mul(value, value));
+    return fma(beta, value, select(less(zero(), value), above, below));
   });
 }
 
@@ -71,11 +83,18 @@ static void prologue(const PrologueArgs& args, const float* at, const float* nex
   switch (args.kind) {
     case Prologue::rms_norm: return rms_norm(args, x, n, y);
     case Prologue::layer_norm: return layer_norm(args, x, n, y);
-    case Prologue::silu_and_mul: return gate_and_mul(x, n, y, [](F gate) { return gate; });
-    case Prologue::gelu_tanh_and_mul: return gate_and_mul(x, n, y, gelu_tanh_inner);
-    case Prologue::swigluoai_and_mul: return clamped_gate_and_mul(x, n, y);
-    case Prologue::relu: return each(n, y, [&](int64_t i, int count) { return max(x.part(i, count), zero()); });
-    case Prologue::relu2: return squared_relu(x, n, y);
+    case Prologue::silu:
+    case Prologue::silu_and_mul: return activate(args, x, n, y, [](F value) { return silu(value); });
+    case Prologue::gelu:
+    case Prologue::gelu_and_mul: return activate(args, x, n, y, [](F value) { return gelu(value); });
+    case Prologue::gelu_tanh:
+    case Prologue::gelu_tanh_and_mul: return activate(args, x, n, y, [](F value) { return gelu_tanh(value); });
+    case Prologue::relu:
+    case Prologue::relu_and_mul: return activate(args, x, n, y, [](F value) { return max(value, zero()); });
+    case Prologue::relu2:
+    case Prologue::relu2_and_mul: return activate(args, x, n, y, [](F value) { return squared_relu(value); });
+    case Prologue::xielu: return xielu(args, x, n, y);
+    case Prologue::swigluoai_and_mul: return clamped_gate_and_mul(args, x, n, y);
     case Prologue::none: return each(n, y, [&](int64_t i, int count) { return x.part(i, count); });
   }
 }

@@ -102,12 +102,13 @@ struct StripeTask {
   uint8_t* sums = nullptr;
 };
 
-enum class Prologue { none, rms_norm, layer_norm, silu_and_mul, gelu_tanh_and_mul, swigluoai_and_mul, relu, relu2 };
+enum class Prologue {
+  none, rms_norm, layer_norm, silu, gelu, gelu_tanh, relu, relu2, xielu,
+  silu_and_mul, gelu_and_mul, gelu_tanh_and_mul, relu_and_mul, relu2_and_mul, swigluoai_and_mul,
+};
 
 constexpr bool is_norm(Prologue kind) { return kind == Prologue::rms_norm || kind == Prologue::layer_norm; }
-constexpr bool is_gated(Prologue kind) {
-  return kind == Prologue::silu_and_mul || kind == Prologue::gelu_tanh_and_mul || kind == Prologue::swigluoai_and_mul;
-}
+constexpr bool is_gated(Prologue kind) { return kind >= Prologue::silu_and_mul; }
 
 // The function of a row before the product.
 struct PrologueArgs {
@@ -115,6 +116,8 @@ struct PrologueArgs {
   const float* weight;
   const float* bias;
   float eps;
+  // The factor of the gate of a gated activation, or null for 1; alpha_p, alpha_n, beta and eps of xielu.
+  const float* parameters = nullptr;
 };
 
 // The sum of the residual stream and a branch: of_sum(stream + multiplier * after(branch)).

@@ -17,9 +17,10 @@ namespace {
 
 constexpr WeightFormat kRounded[] = {WeightFormat::q4_0, WeightFormat::q4_1, WeightFormat::q8_0, WeightFormat::int8,
                                      WeightFormat::bf16, WeightFormat::f16,  WeightFormat::f32};
-const std::vector<Prologue> kPrologues = {Prologue::none, Prologue::rms_norm, Prologue::layer_norm, Prologue::silu_and_mul,
-                                          Prologue::gelu_tanh_and_mul, Prologue::swigluoai_and_mul, Prologue::relu,
-                                          Prologue::relu2};
+const std::vector<Prologue> kPrologues = {
+    Prologue::none, Prologue::rms_norm, Prologue::layer_norm, Prologue::silu, Prologue::gelu, Prologue::gelu_tanh,
+    Prologue::relu, Prologue::relu2, Prologue::xielu, Prologue::silu_and_mul, Prologue::gelu_and_mul,
+    Prologue::gelu_tanh_and_mul, Prologue::relu_and_mul, Prologue::relu2_and_mul, Prologue::swigluoai_and_mul};
 
 struct Case {
   WeightFormat format;
@@ -35,6 +36,37 @@ struct Case {
   }
 };
 
+// The parameters of an activation: the factor of a gate, or those of xielu.
+std::vector<float> parameters_of(Prologue prologue) {
+  if (prologue == Prologue::xielu) return {0.4f, -0.3f, 0.5f, -1e-6f};
+  return prologue == Prologue::gelu_and_mul || prologue == Prologue::silu_and_mul ? std::vector<float>{0.7f}
+                                                                                   : std::vector<float>{};
+}
+
+// An activation without its gate, in double.
+double activated(Prologue prologue, double x) {
+  switch (prologue) {
+    case Prologue::silu:
+    case Prologue::silu_and_mul: return x / (1 + std::exp(-x));
+    case Prologue::gelu:
+    case Prologue::gelu_and_mul: return x * std::erfc(-x / std::sqrt(2.0)) / 2;
+    case Prologue::gelu_tanh:
+    case Prologue::gelu_tanh_and_mul:
+      return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    case Prologue::relu:
+    case Prologue::relu_and_mul: return std::max(x, 0.0);
+    case Prologue::relu2:
+    case Prologue::relu2_and_mul: return std::max(x, 0.0) * std::max(x, 0.0);
+    case Prologue::swigluoai_and_mul: return std::min(x, 7.0) / (1 + std::exp(-1.702 * std::min(x, 7.0)));
+    case Prologue::xielu: {
+      const std::vector<float> values = parameters_of(prologue);
+      const double positive = std::log1p(std::exp(values[0])), negative = values[2] + std::log1p(std::exp(values[1]));
+      return values[2] * x + (x > 0 ? positive * x * x : negative * (std::expm1(std::min<double>(x, values[3])) - x));
+    }
+    default: return x;
+  }
+}
+
 // The prologue of one row, in double.
 std::vector<double> prepared(const Case& c, const float* x, const std::vector<float>& weight,
                              const std::vector<float>& bias, float eps) {
@@ -47,14 +79,13 @@ std::vector<double> prepared(const Case& c, const float* x, const std::vector<fl
   for (size_t i = 0; i < n; ++i) {
     if (c.has_norm()) y[i] = (y[i] - mean) / std::sqrt(squares + eps) * weight[i];
     if (c.prologue == Prologue::layer_norm) y[i] += bias[i];
-    if (c.prologue == Prologue::relu) y[i] = std::max(y[i], 0.0);
-    if (c.prologue == Prologue::relu2) y[i] = std::max(y[i], 0.0) * std::max(y[i], 0.0);
-    if (c.prologue == Prologue::silu_and_mul) y[i] = y[i] / (1 + std::exp(-y[i])) * x[n + i];
-    if (c.prologue == Prologue::gelu_tanh_and_mul)
-      y[i] = 0.5 * y[i] * (1 + std::tanh(std::sqrt(2 / M_PI) * (y[i] + 0.044715 * y[i] * y[i] * y[i]))) * x[n + i];
-    if (c.prologue == Prologue::swigluoai_and_mul) {
-      const double gate = std::min(y[i], 7.0), up = std::clamp<double>(x[n + i], -7, 7);
-      y[i] = gate / (1 + std::exp(-1.702 * gate)) * (up + 1);
+    if (is_gated(c.prologue)) {
+      const std::vector<float> factor = parameters_of(c.prologue);
+      const double up = x[n + i];
+      y[i] = activated(c.prologue, factor.empty() ? y[i] : factor[0] * y[i]);
+      y[i] *= c.prologue == Prologue::swigluoai_and_mul ? std::clamp<double>(up, -7, 7) + 1 : up;
+    } else if (!c.has_norm()) {
+      y[i] = activated(c.prologue, y[i]);
     }
   }
   return y;
@@ -215,7 +246,7 @@ void check_case(const Case& c, Random& random) {
   const std::vector<float> norm_weight = random.normals(c.has_norm() ? c.inputs : 0);
   const std::vector<float> norm_bias = random.normals(c.prologue == Prologue::layer_norm ? c.inputs : 0);
   constexpr float kEps = 1e-5f;
-  const Linear linear({matrix}, bias, c.prologue, norm_weight, norm_bias, kEps);
+  const Linear linear({matrix}, bias, c.prologue, norm_weight, norm_bias, kEps, parameters_of(c.prologue));
 
   std::vector<float> x = random.normals(c.rows * c.width());
   for (int64_t i = 0; i < c.rows * c.width() / 20; ++i) x[static_cast<size_t>(random.below(c.rows * c.width()))] *= 30;
@@ -341,7 +372,7 @@ void check_feed(const Feed& feed, Random& random) {
                                                             : feed.up;
   if (feed.has_parts) parts.push_back(random_matrix(second, inner, inputs, random));
   const Linear up(parts, random.normals(2 * inner), Prologue::rms_norm, random.normals(inputs), {}, 1e-5f);
-  const Linear down({random_matrix(feed.down, kOutputs, inner, random)}, {}, feed.gate, {}, {}, 0);
+  const Linear down({random_matrix(feed.down, kOutputs, inner, random)}, {}, feed.gate, {}, {}, 0, parameters_of(feed.gate));
   CHECK(up.can_feed(down));
   const std::vector<float> x = random.normals(rows * inputs);
   std::vector<float> outputs(static_cast<size_t>(rows * 2 * inner)), fed(outputs.size() / 2);
@@ -359,7 +390,7 @@ void check_feeds(Random& random, const NewKernels& kernels) {
   for (const W format : formats)
     for (const int64_t rows : sizes({1, 4, 7, 40, 70}, {1, 40}))
       for (const bool has_parts : {false, true}) {
-        const auto gate = random.among<Prologue>({Prologue::silu_and_mul, Prologue::gelu_tanh_and_mul, Prologue::swigluoai_and_mul});
+        const auto gate = random.among<Prologue>({Prologue::silu_and_mul, Prologue::gelu_and_mul, Prologue::swigluoai_and_mul});
         const bool is_large = format == W::q4_k;
         if (kernels.has(format, rows)) check_feed({format, format, gate, rows, is_large ? 256 : 96, is_large ? 256 : 160, has_parts}, random);
       }
