@@ -58,6 +58,8 @@ def _randomize(model: torch.nn.Module) -> None:
         for name, buffer in model.named_buffers():
             if name.endswith(("layer_scalar", "expert_bias", "correction_bias")):
                 buffer.uniform_(0.5, 1.5, generator=generator)
+            elif name.endswith(("act_fn.beta", "act_fn.eps")):
+                buffer.uniform_(0.2, 0.7, generator=generator).mul_(-1 if name.endswith("eps") else 1)
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator) * (4 if "gate_up_proj_bias" in name else 0.2)
             parameter.copy_(noise + 1.0 if "norm.weight" in name else noise)

@@ -202,6 +202,8 @@ AFMOE = {
 LAYER_NORMS = {
     "post_self_attn_layernorm": "post_attention_norm",
     "post_mlp_layernorm": "post_ffw_norm",
+    "attention_layernorm": "attn_norm",
+    "feedforward_layernorm": "ffn_norm",
     "self_attn.query_layernorm": "attn_q_norm",
     "self_attn.key_layernorm": "attn_k_norm",
 }
@@ -235,6 +237,7 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "rope.scaling.yarn_log_multiplier": 1.5,
     },
     "arcee": {},
+    "apertus": {},
     "seed_oss": {"attention.key_length": 24, "attention.value_length": 24},
     "cohere": {**LAYER_NORM, "rope.scaling.type": "none", "rope.freq_base": 5e5},
     "cohere2": {
@@ -689,7 +692,7 @@ NORMED_BRANCHES = ("gemma", "olmo2", "olmo3", "exaone4", "gpt", "seed_oss", "glm
 LARGER_EPS = (
     "ernie4_5", "olmo2", "olmo3", "exaone4", "olmoe", "phi3", "ministral3", "mixtral", "gpt_oss", "lfm2", "lfm2_moe",
     "falcon_h1", "nemotron_h", "nemotron_h_moe", "glm4_moe_lite", "glm4_moe", "arcee", "hunyuan", "minicpm3",
-    "solar_open", "hy_v3", "afmoe", "exaone_moe",
+    "solar_open", "hy_v3", "afmoe", "exaone_moe", "apertus",
 )  # fmt: skip
 
 
@@ -901,6 +904,9 @@ def write_gguf(
     tensors = {name.replace("backbone.", "model.", 1): tensor for name, tensor in tensors.items()}
     if arch == "qwen3_next":
         tensors = split_grouped(tensors)
+    for parameter in ("alpha_p", "alpha_n", "beta", "eps") if arch == "apertus" else ():
+        layers = (f"model.layers.{layer}.mlp.act_fn.{parameter}" for layer in range(2))
+        writer.add_array(f"xielu.{parameter}", [tensors.pop(name).item() for name in layers])
     if splits_latent and name in ("deepseek2", "mistral4"):
         tensors = split_latent(tensors)
     has_experts = arch in ("granite4_h_moe", "granitemoeshared")

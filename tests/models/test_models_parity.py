@@ -98,6 +98,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2-biases": ("olmo2", {"attention_bias": True}),
     "olmo3": ("olmo3", {}),
     "arcee": ("arcee", {}),
+    "apertus": ("apertus", {}),
+    "apertus-biases": ("apertus", {"attention_bias": True, "rope_parameters": None}),
     "seed_oss": ("seed_oss", {}),
     "ernie4_5": ("ernie4_5", {}),
     "deepseek_v2": ("deepseek_v2", {}),

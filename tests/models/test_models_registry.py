@@ -47,15 +47,9 @@ def build(config: ModelConfig, kernels: str = "torch") -> DecoderModel:
 
 
 def test_every_architecture_builds() -> None:
-    names = (
-        "cohere", "deepseek", "ernie4_5", "exaone4", "falcon_h1", "gemma", "gemma2", "gemma3", "gemma4", "glm4",
-        "glm4_moe", "gpt-oss", "granite", "hunyuan", "minimax_m2", "hy_v3", "afmoe", "exaone_moe",
-        "lfm2", "llama", "ministral3", "mixtral", "nemotron_h", "olmo", "olmoe", "phi3", "qwen2-moe", "qwen3-moe",
-        "qwen3.5", "seed_oss", "smollm3",
-    )  # fmt: skip
-    configs = OPT.declare(), *(replace(LLAMA.declare(), architecture=name, name=name) for name in names)
     encoders = {"bert", "modernbert", "static"}  # have models of their own, see tests/engine/test_embeddings.py
-    assert {config.architecture for config in configs} == set(ARCHITECTURES) - encoders
+    names = sorted(set(ARCHITECTURES) - encoders - {OPT.declare().architecture})
+    configs = OPT.declare(), *(replace(LLAMA.declare(), architecture=name, name=name) for name in names)
     for config in configs:
         model = build(config)
         assert len(model.attention_layers) == 2

@@ -306,6 +306,7 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan": ("HunYuanDenseV1", {**TINY_GATED, "head_dim": 24, "rope_parameters": HUNYUAN_ROPE}),
     "olmo2": ("Olmo2", TINY_GATED),
     "arcee": ("Arcee", TINY_GATED),
+    "apertus": ("Apertus", {**TINY_GATED, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
     "seed_oss": ("SeedOss", {**TINY_GATED, "head_dim": 24, "attention_out_bias": True}),
     "phi3": (
         "Phi3",
@@ -583,6 +584,7 @@ cohere2         x       .       .      .     .         .        .       .      .
 hunyuan         .       .       .      .     .         .        .       .      .        .
 olmo2           .       .       .      .     .         .        .       .      .        .
 arcee           .       .       .      .     .         .        .       .      .        .
+apertus         .       .       .      x     .         .        .       .      .        .
 seed_oss        .       .       .      .     .         .        .       .      .        .
 phi3            x       .       .      .     .         x        .       x      .        x
 olmo3           .       .       .      x     .         .        .       .      .        .

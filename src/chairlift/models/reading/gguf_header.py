@@ -132,6 +132,8 @@ class GGUFHeader(ConfigFields):
                 "tie_word_embeddings": bool(tensor_names) and "output.weight" not in tensor_names,
                 "norm_topk_prob": True,
                 "rope_theta": 10_000.0,
+                # The keys of xIELU have no name of an architecture.
+                **{key: value for key, value in metadata.items() if key.startswith("xielu.")},
             }
         )
 
