@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from safetensors.torch import load_file, save_file
 
 from chairlift.kernels.kernel_set import KERNEL_SETS
-from support.tiny_models import make_tiny_config
+from support.tiny_models import make_tiny_config, randomize
 from support.waiting import AMPLE_SECONDS
 
 KERNEL_SETS["reference"] = "support.reference_kernels:ReferenceKernelSet"
@@ -48,27 +48,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if collection_path.name == "pages" and not is_chosen else None
 
 
-def _randomize(model: torch.nn.Module) -> None:
-    """Give every parameter, biases and norms included, values that a mix-up would show, and the scales of layers.
-
-    The biases before the activation of gpt-oss are so large that it is clamped.
-    """
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            if name.endswith(("layer_scalar", "expert_bias", "correction_bias")):
-                buffer.uniform_(0.5, 1.5, generator=generator)
-            elif name.endswith(("act_fn.beta", "act_fn.eps")):
-                buffer.uniform_(0.2, 0.7, generator=generator).mul_(-1 if name.endswith("eps") else 1)
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator) * (4 if "gate_up_proj_bias" in name else 0.2)
-            parameter.copy_(noise + 1.0 if "norm.weight" in name else noise)
-
-
 def _write_tiny_model(arch: str, folder: Path, overrides: dict[str, Any], max_shard_size: str) -> None:
     model_class, config = make_tiny_config(arch, **overrides)
     model = model_class(config).to(torch.float32).eval()
-    _randomize(model)
+    randomize(model)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     if overrides.get("mtp_num_hidden_layers"):
         _add_predictor(folder / "model.safetensors")

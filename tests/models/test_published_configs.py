@@ -87,6 +87,7 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("bert-base-uncased", {"is_decoder": True}),
     ("ModernBERT-base", {"layer_types": ["full_attention"]}),
     ("Mixtral-8x7B-Instruct", {"n_shared_experts": 2}),
+    ("Qwen2.5-VL-7B-Instruct", {"partial_rotary_factor": 0.5}),
 ]
 
 
@@ -184,3 +185,14 @@ def test_the_original_length_of_yarn_in_gguf_is_the_context() -> None:
 @pytest.mark.parametrize(("name", "bare"), [("Qwen3-0.6B", "Qwen3Model"), ("gemma-3-1b-it", "Gemma3TextModel")])
 def test_names_of_models_without_head(name: str, bare: str) -> None:
     assert read(name, architectures=[bare]) == read(name)
+
+
+def test_text_models_of_wrappers_have_the_fields_that_their_files_leave_out() -> None:
+    llava, qwen, mixture = map(read, ("llava-1.5-7b-hf", "Qwen2.5-VL-7B-Instruct", "Qwen3-VL-30B-A3B-Instruct"))
+    assert (llava.num_layers, llava.hidden_size, llava.vocab_size, llava.eos_token_ids) == (32, 4096, 32064, (2,))
+    assert (qwen.architecture, qwen.name, qwen.wrapper) == ("llama", "qwen2", "Qwen2_5_VLForConditionalGeneration")
+    assert ropes(qwen) == {RopeConfig(theta=1e6)}
+    assert ropes(mixture) == {RopeConfig(theta=5e6)}
+    assert mixture.layers[0].mixture.router.routing.softmax == "chosen"
+    text = {**CONFIGS["Qwen2.5-VL-7B-Instruct"], "architectures": None, "model_type": "qwen2_5_vl_text"}
+    assert read("Qwen2.5-VL-7B-Instruct", text_config=text) == qwen

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
 import torch
 import transformers
-from safetensors import safe_open
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from test_gguf_parity import load
 from test_models_parity import KERNEL_SETS, assert_close, prompts, run, tolerance
 
-from conftest import _randomize
+from chairlift.engine.startup.weight_plan import plan_weights
+from chairlift.errors import ModelLoadError
+from chairlift.kernels.torch_set import TorchMemory
+from chairlift.loading.lora_adapter import read_lora_adapter
+from chairlift.loading.resolve import resolve_model
+from chairlift.models.decoder import build_model
+from chairlift.models.reading.wrappers import WRAPPERS
+from chairlift.models.registry import get_architecture, read_hf_config
 from support.packed_steps import Tables
-from support.tiny_models import TINY_COMMON, TINY_MODELS
+from support.quantized_checkpoints import METHODS, write_checkpoint
+from support.tiny_models import TINY_COMMON, TINY_MODELS, randomize
 
+TORCH: Final = TorchMemory("float32", "cpu")
 SIZES: Final[dict[str, Any]] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
 HEADS: Final = {**SIZES, "num_attention_heads": 2}
 IMAGE: Final = {**HEADS, "image_size": 28, "patch_size": 14}
@@ -115,20 +129,19 @@ CASES: Final = {
 }
 
 
-def make_wrapper(name: str) -> transformers.PreTrainedModel:
+def make_wrapper(name: str, changes: dict[str, Any] | None = None) -> transformers.PreTrainedModel:
     case = CASES[name]
     family, extra = TINY_MODELS[case.arch]
     wrapper = getattr(transformers, f"{name}ForConditionalGeneration")
     own = getattr(transformers, f"{family}ForCausalLM").config_class
-    text = {**TINY_COMMON, **extra, "model_type": case.kind or own.model_type, **(case.text or {})}
+    text = {**TINY_COMMON, **extra, "model_type": case.kind or own.model_type, **(case.text or {}), **(changes or {})}
     model = wrapper(wrapper.config_class(text_config=text, **case.encoders)).to(torch.float32).eval()
-    _randomize(model)
+    randomize(model)
     return model
 
 
 def names_in(folder: Path) -> set[str]:
-    with safe_open(folder / "model.safetensors", framework="pt") as file:
-        return set(file.keys())
+    return set(load_file(folder / "model.safetensors"))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -147,6 +160,135 @@ def test_the_text_model_of_a_wrapper_gives_its_logits(name: str, tmp_path: Path)
         for folder in folders:
             for kernels in KERNEL_SETS:
                 check_logits(folder, kernels, expected)
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llava")
+    make_wrapper("LlavaNext").save_pretrained(folder)
+    return folder
+
+
+def changed(source: Path, folder: Path, text: dict[str, Any] | None = None, **fields: Any) -> Path:
+    """A copy of the folder with other fields of the text model and of the whole model."""
+    shutil.copytree(source, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"text_config": {**config["text_config"], **(text or {})}, **fields}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_encoders_are_skipped_and_named(llava: Path, tiny_model_dir: Callable[..., Path]) -> None:
+    source = resolve_model(str(llava))
+    config = source.config()
+    weights = source.weights(config, torch.float32, torch.device("cpu"))
+    build_model(config, weights, dtype=torch.float32, device="cpu", kernels="torch")
+    notes = weights.notes()
+    assert "skipped 4 tensors multi_modal_projector.*, which the text model does not use" in notes
+    assert "only the text model of LlavaNextForConditionalGeneration is served: images are not read" in notes
+    text = resolve_model(str(tiny_model_dir("mistral")))
+    first, second = (plan_weights(each.config(), TORCH, each.formats(each.config())) for each in (source, text))
+    assert first == second
+
+
+@pytest.mark.parametrize(("outer", "inner"), [(True, False), (False, True), (None, None)])
+def test_an_lm_head_of_its_own_is_read(outer: bool | None, inner: bool | None, llava: Path, tmp_path: Path) -> None:
+    """transformers 5 ties the LM head unless the file has one with other values."""
+    folder = changed(llava, tmp_path / "x", {"tie_word_embeddings": inner}, tie_word_embeddings=outer)
+    assert not resolve_model(str(folder)).config().tie_word_embeddings
+    tensors = load_file(folder / "model.safetensors")
+    tensors["language_model.lm_head.weight"] = tensors["language_model.model.embed_tokens.weight"].clone()
+    save_file(tensors, folder / "model.safetensors")
+    assert resolve_model(str(folder)).config().tie_word_embeddings == bool(outer or inner)
+    del tensors["language_model.lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    assert resolve_model(str(folder)).config().tie_word_embeddings == bool(outer or inner)
+
+
+@pytest.mark.parametrize("method", ["w4a16", "gptq", "fp8"])
+def test_quantized_wrappers_have_names_of_either_form(method: str, tmp_path: Path) -> None:
+    """Lists of modules have the names of the version of transformers that quantized them."""
+    wide = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
+    make_wrapper("LlavaNext", wide).save_pretrained(tmp_path / "plain")
+    towers = [name.removesuffix(".weight") for name in names_in(tmp_path / "plain") if "language_model" not in name]
+    values = write_checkpoint(tmp_path / "plain", tmp_path / "quantized", METHODS[method], towers)
+    path = tmp_path / "quantized" / "config.json"
+    config = json.loads(path.read_text())
+    if method == "w4a16":
+        group = config["quantization_config"]["config_groups"]["group_0"]
+        group["targets"] = [r"re:model\.language_model\.layers.*_proj$"]
+    path.write_text(json.dumps(config))
+    source = resolve_model(str(tmp_path / "quantized"))
+    declared = source.config()
+    weights = source.weights(declared, torch.float32, torch.device("cpu"))
+    for name in ("layers.0.self_attn.q_proj.weight", "layers.1.mlp.down_proj.weight"):
+        expected = values[f"language_model.model.{name}"]
+        found = weights.tensor(f"model.{name}", tuple(expected.shape))
+        torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
+        assert source.formats(declared)(f"model.{name}") == {"w4a16": "q4_0", "gptq": "q4_0", "fp8": "f8_e4m3"}[method]
+
+
+@pytest.mark.parametrize("name", ["LlavaNext", "Qwen3VL", "Idefics3"])
+def test_adapters_of_a_wrapper(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Adapters with `all-linear` have matrices of the encoder, which are skipped."""
+    model = make_wrapper(name)
+    model.save_pretrained(tmp_path / "model")
+    config = resolve_model(str(tmp_path / "model")).config()
+    adapted = get_peft_model(model, LoraConfig(target_modules="all-linear", r=2, init_lora_weights=False))
+    adapted.save_pretrained(tmp_path / "adapter")
+    with caplog.at_level(logging.INFO, "chairlift"):
+        matrices = read_lora_adapter(str(tmp_path / "adapter"), config, 8)
+    names = (f"self_attn.{part}_proj" for part in "qkvo")
+    modules = {*names, *(f"mlp.{part}_proj" for part in ("gate", "up", "down"))}
+    assert set(matrices) == {f"model.layers.{layer}.{module}" for layer in (0, 1) for module in modules}
+    assert any("modules of encoders, such as model." in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"text_config": None}, "config.json: text_config is missing; the file is incomplete"),
+        ({"text_config": 5}, "config.json: text_config must be an object, got 5"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, got 'no'"),
+        ({"text_config": {"model_type": "phi"}}, r"text_config\.model_type is 'phi', which is not supported"),
+        ({"text_config": {"model_type": "llama", "rope_parameters": {"rope_type": "ntk"}}}, r"text_config\.rope_param"),
+        (
+            {"text_config": {"model_type": "llama", "is_causal": False}},
+            r"text_config\.is_causal is False.*must be causal",
+        ),
+        (
+            {"text_config": {"model_type": "llama", "num_experts": 4}},
+            r"text_config\.num_experts is 4, and the llama arch",
+        ),
+    ],
+)
+def test_errors_name_the_field(changes: dict[str, Any], message: str) -> None:
+    config = {"architectures": ["LlavaForConditionalGeneration"], "text_config": {"model_type": "llama"}}
+    assert read_hf_config({**config, "projector_hidden_act": "x"}, source="config.json").num_layers == 32
+    with pytest.raises(ModelLoadError, match=message):
+        read_hf_config({**config, **changes}, source="config.json")
+
+
+def test_wrappers_of_remote_code_and_without_lm_head() -> None:
+    text = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_key_value_heads": 8, "head_dim": 128}
+    text |= {"vocab_size": 9, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2}
+    text |= {"num_attention_heads": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6}
+    thinker = {"thinker_config": {"text_config": {**text, "model_type": "qwen2_5_omni_text"}}}
+    for name, fields in {
+        "InternVLChatModel": {"llm_config": text},
+        "InternVLModel": {"text_config": text},
+        "Qwen2_5OmniModel": thinker,
+    }.items():
+        config = read_hf_config({"architectures": [name], **fields}, source="config.json")
+        assert (config.name, config.num_layers) == ("qwen2" if fields is thinker else "qwen3", 2)
+    places = get_architecture(config).hf_names("model.layers.1.mlp.up_proj.weight")
+    assert "thinker.model.layers.1.mlp.up_proj.weight" in [place.name for place in places]
+
+
+def test_every_wrapper_of_transformers_has_a_case() -> None:
+    names = {name.removesuffix("ForConditionalGeneration") for name in WRAPPERS}
+    others = {"Gemma4", "Gemma4Unified", "InternVLChatModel", "KimiK25", "Lfm3Vl", "Qwen2_5Omni"}
+    assert names - others == CASES.keys()
 
 
 def check_logits(folder: Path, kernels: str, expected: dict[int, torch.Tensor]) -> None:

@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    import torch
     import transformers
 
 TINY_COMMON: dict[str, Any] = {
@@ -655,3 +656,22 @@ def make_tiny_config(arch: str, **overrides: Any) -> tuple[Any, transformers.Pre
     if family == "Mistral4":  # AutoModelForCausalLM of transformers 5.24 does not list it.
         transformers.AutoModelForCausalLM.register(model_class.config_class, model_class, exist_ok=True)
     return model_class, model_class.config_class(**{**TINY_COMMON, **extra, **overrides})
+
+
+def randomize(model: torch.nn.Module) -> None:
+    """Give every parameter, biases and norms included, values that a mix-up would show, and the scales of layers.
+
+    The biases before the activation of gpt-oss are so large that it is clamped.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name.endswith(("layer_scalar", "expert_bias", "correction_bias")):
+                buffer.uniform_(0.5, 1.5, generator=generator)
+            elif name.endswith(("act_fn.beta", "act_fn.eps")):
+                buffer.uniform_(0.2, 0.7, generator=generator).mul_(-1 if name.endswith("eps") else 1)
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator) * (4 if "gate_up_proj_bias" in name else 0.2)
+            parameter.copy_(noise + 1.0 if "norm.weight" in name else noise)

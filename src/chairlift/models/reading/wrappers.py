@@ -19,7 +19,7 @@ SHARED_FIELDS: Final = ("bos_token_id", "dtype", "eos_token_id", "quantization_c
 
 TIE_FIELDS: Final = ("tie_word_embeddings", "tie_embedding")
 ENCODER_FIELD: Final = re.compile("audio|image|video|vision")
-"""The beginning of the names of fields of encoders, where one object has the fields of the text model as well."""
+"""The beginning of the names of fields of encoders, which some files have beside those of the text model."""
 
 BARE_MODEL: Final = re.compile("Model$")
 """The end of the names of wrappers without LM head."""
@@ -64,7 +64,6 @@ class Wrapper:
         module: the name of the text model, with which the names of its parameters begin.
         encoders: the beginnings of the names of parameters that have no part in text.
         config: the names of the objects around the fields of the text model, the outermost first.
-        outer: the beginning of the names of all parameters.
         layers: the name of the layers of the text model.
     """
 
@@ -73,22 +72,19 @@ class Wrapper:
     module: str = "language_model"
     encoders: tuple[str, ...] = ("vision_tower.", "multi_modal_projector.")
     config: tuple[str, ...] = ("text_config",)
-    outer: str = ""
     layers: str = "layers"
 
     @property
     def prefixes(self) -> tuple[tuple[str, str], ...]:
         """(declared prefix, prefix in its place), as transformers 5 and 4 and AutoModel write them."""
-        modules = f"model.{self.module}.", f"{self.module}.model.", f"{self.module}.", "model."
-        found = tuple(f"{self.outer}{module}" for module in modules)
-        layers = (("model.layers.", f"{prefix}{self.layers}.") for prefix in found if self.layers != "layers")
-        heads = (("lm_head.", f"{self.outer}{module}lm_head.") for module in (f"{self.module}.", ""))
-        return *(("model.", prefix) for prefix in found), *layers, *heads
+        modules = f"model.{self.module}.", f"{self.module}.model.", f"{self.module}."
+        layers = (("model.layers.", f"{prefix}{self.layers}.") for prefix in modules if self.layers != "layers")
+        return *(("model.", prefix) for prefix in modules), *layers, ("lm_head.", f"{self.module}.lm_head.")
 
     @property
     def unread(self) -> tuple[str, ...]:
         """The beginnings of the names of parameters that are not read."""
-        return tuple(f"{self.outer}{model}{name}" for model in ("", "model.") for name in self.encoders)
+        return tuple(f"{model}{name}" for model in ("", "model.") for name in self.encoders)
 
     def text_fields(self, config: Mapping[str, Any], source: str) -> ConfigFields:
         """Return the fields of the text model in a `config.json`, with those of the whole model that apply to it.
@@ -107,7 +103,7 @@ class Wrapper:
         ties = [each.flag(key) for each in objects for key in TIE_FIELDS if each.get(key) is not None]
         kind = self.text if text is config else text.get("model_type") or self.text
         values = {
-            **{key: value for key, value in text.items() if text is not config or ENCODER_FIELD.match(key) is None},
+            **{key: value for key, value in text.items() if ENCODER_FIELD.match(key) is None},
             **{key: config[key] for key in SHARED_FIELDS if config.get(key) is not None},
             **dict.fromkeys(TIE_FIELDS),
             "tie_word_embeddings": any(ties) if ties else None,
@@ -125,6 +121,7 @@ _GEMMA4: Final = ("vision_tower.", "vision_embedder.", "embed_vision.", "audio_t
 _GRANITE: Final = ("vision_tower.", "image_newline", "layerwise_projectors.", "spatial_projectors.")
 _NEWLINE: Final = ("vision_tower.", "multi_modal_projector.", "image_newline")
 _OMNI: Final = ("visual.", "audio_tower.")
+_THINKER: Final = ("thinker.visual.", "thinker.audio_tower.", "talker.", "token2wav.")
 
 WRAPPERS: Final[Mapping[str, Wrapper]] = {
     "Cohere2VisionForConditionalGeneration": Wrapper("cohere2"),
@@ -145,6 +142,9 @@ WRAPPERS: Final[Mapping[str, Wrapper]] = {
     "LlavaOnevisionForConditionalGeneration": Wrapper("qwen2", "images and video", encoders=_NEWLINE),
     "Mistral3ForConditionalGeneration": Wrapper("mistral"),
     "Qwen2VLForConditionalGeneration": Wrapper("qwen2", "images and video", encoders=_VISUAL),
+    "Qwen2_5OmniForConditionalGeneration": Wrapper(
+        "qwen2", "images, video and audio", "thinker", _THINKER, ("thinker_config", "text_config")
+    ),
     "Qwen2_5OmniThinkerForConditionalGeneration": Wrapper("qwen2", "images, video and audio", encoders=_OMNI),
     "Qwen2_5_VLForConditionalGeneration": Wrapper("qwen2", "images and video", encoders=_VISUAL),
     "Qwen3VLForConditionalGeneration": Wrapper("qwen3", "images and video", encoders=_VISUAL),
