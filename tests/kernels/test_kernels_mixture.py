@@ -13,7 +13,7 @@ import torch
 from chairlift.kernels.activations import GateActivation, activation_kernel
 from chairlift.kernels.cpu import load
 from chairlift.kernels.grouped_mixture import route
-from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LoadedMatrix, Mixture, Prologue, RowKernel
+from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LoadedMatrix, Mixture, MixtureKernel, Prologue
 from chairlift.kernels.kernel_set import get_kernels
 from chairlift.kernels.routing import ExpertRouting
 from chairlift.kernels.weights import PackedRows, Weights, packed_tensor
@@ -56,7 +56,8 @@ def make_mixture(
     router_norm: Prologue | None = None,
     has_scales: bool = False,
     has_selection_bias: bool = False,
-) -> RowKernel:
+    routed_size: int = SIZE,
+) -> MixtureKernel:
     def matrix(name: str, out: int, size: int) -> LoadedMatrix:
         bias = weights.tensor(f"{name}.bias", (out,)) if has_bias else None
         if name == "router":
@@ -65,7 +66,7 @@ def make_mixture(
 
     experts = ((matrix(f"{i}.up", 2 * INNER, SIZE), matrix(f"{i}.down", SIZE, INNER)) for i in range(num_experts))
     scales = weights.tensor("scales", (num_experts,)) if has_scales else None
-    router = matrix("router", num_experts, SIZE)
+    router = matrix("router", num_experts, routed_size)
     bias = weights.tensor("selection", (num_experts,)) if has_selection_bias else None
     return kernels.make_mixture(Mixture(norm, router, experts, activation, routing, router_norm, scales, bias))
 
@@ -134,6 +135,19 @@ def test_what_changes_the_choice_and_the_weights() -> None:
             changed = make_mixture(REFERENCE, RandomExperts(), replace(routing, **other), **options)
             assert not torch.allclose(plain, changed(x.clone())), other
         assert not torch.allclose(plain, make_mixture(REFERENCE, RandomExperts(), routing)(x.clone()))
+
+
+@pytest.mark.parametrize("kernels", KERNEL_SETS)
+def test_a_router_that_reads_rows_of_another_width(kernels: str) -> None:
+    norm = Prologue("rms_norm", torch.linspace(0.5, 2, 2 * SIZE), eps=1e-5)
+    options: dict[str, Any] = {"routed_size": 2 * SIZE, "router_norm": norm}
+    fast, slow = (
+        make_mixture(each, RandomExperts(), ROUTINGS[1], **options) for each in (get_kernels(kernels), REFERENCE)
+    )
+    for num_rows in (1, 9, 70):
+        draw = torch.Generator().manual_seed(num_rows)
+        x, routed = (torch.randn(num_rows, size + 3, generator=draw)[:, 3:] for size in (SIZE, 2 * SIZE))
+        torch.testing.assert_close(fast(x, routed), slow(x.clone(), routed), rtol=1e-4, atol=1e-4)
 
 
 def test_the_score_of_a_group_is_that_of_its_best_expert_or_with_sigmoids_of_its_best_two() -> None:
@@ -269,7 +283,7 @@ def test_layers_that_do_not_fit_are_rejected() -> None:
     with pytest.raises(ValueError, match="experts_per_token must be from 1 to 2, got 3"):
         native.ExpertMixture(router, [up, up], [down, down], 3, True)
     for wrong_up, wrong_down in ((layer(12, 9), down), (layer(14, 8), down), (up, layer(8, 12, "silu_and_mul"))):
-        with pytest.raises(ValueError, match="input size of the router and equal inner sizes"):
+        with pytest.raises(ValueError, match="equal input, inner and output sizes"):
             native.ExpertMixture(router, [up, wrong_up], [down, wrong_down], 1, True)
     with pytest.raises(ValueError, match="norm_weight must have in_features"):
         native.FusedLinear(

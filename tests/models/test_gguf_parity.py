@@ -122,6 +122,8 @@ MAMBA = {
     "norm": "attn_norm",
     "mixer.gate": "ffn_gate_inp",
     **{f"mixer.{name}_proj": f"ffn_{name}" for name in ("up", "down")},
+    "mixer.fc1_latent_proj": "ffn_latent_down",
+    "mixer.fc2_latent_proj": "ffn_latent_up",
     **{f"mixer.{name}_proj": f"attn_{name}" for name in ("q", "k", "v")},
     "mixer.o_proj": "attn_output",
     **{f"mixer.shared_experts.{name}_proj": f"ffn_{name}_shexp" for name in ("up", "down")},
@@ -187,6 +189,18 @@ NEMOTRON_FIELDS: dict[str, Any] = {
     "ssm.state_size": 12,
     "ssm.time_step_rank": 6,
     "ssm.group_count": 2,
+}
+NEMOTRON_MOE_FIELDS: dict[str, Any] = {
+    **NEMOTRON_FIELDS,
+    "feed_forward_length": [0, 40, 0, 40],
+    "expert_count": 6,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": 40,
+    "expert_shared_feed_forward_length": 56,
+    "expert_shared_count": 1,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 2.5,
+    "expert_group_count": 1,
 }
 LAYER_NORM: dict[str, Any] = {
     "attention.layer_norm_rms_epsilon": None,
@@ -593,17 +607,14 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "ssm.group_count": 2,
     },
     "nemotron_h": NEMOTRON_FIELDS,
-    "nemotron_h_moe": {
-        **NEMOTRON_FIELDS,
-        "feed_forward_length": [0, 40, 0, 40],
-        "expert_count": 6,
-        "expert_used_count": 2,
-        "expert_feed_forward_length": 40,
-        "expert_shared_feed_forward_length": 56,
-        "expert_shared_count": 1,
-        "expert_weights_norm": True,
-        "expert_weights_scale": 2.5,
-        "expert_group_count": 1,
+    "nemotron_h_moe": NEMOTRON_MOE_FIELDS,
+    "nemotron3": {
+        **NEMOTRON_MOE_FIELDS,
+        "block_count": 5,
+        "nextn_predict_layers": 1,
+        "attention.head_count_kv": [0, 0, 2, 0, 2],
+        "feed_forward_length": [0, 40, 0, 40, 40],
+        "moe_latent_size": 24,
     },
     "gemma4": {
         "block_count": 6,
@@ -679,6 +690,7 @@ ARCHITECTURE_NAMES = {
     "granite4_h": "granitehybrid",
     "granite4_h_moe": "granitehybrid",
     "falcon_h1": "falcon-h1",
+    "nemotron3": "nemotron_h_moe",
 }
 """The names of architectures in GGUF files, where they differ."""
 
@@ -686,13 +698,13 @@ SAME_MODELS = {"exaone": "llama", "qwen2vl": "qwen2", "qwen3vl": "qwen3", "qwen3
 """Architectures that only GGUF files have -> the tiny model that computes the same."""
 
 
-MAMBA_ARCHITECTURES = ("granite4_h", "granite4_h_moe", "falcon_h1", "nemotron_h", "nemotron_h_moe")
+MAMBA_ARCHITECTURES = ("granite4_h", "granite4_h_moe", "falcon_h1", "nemotron_h", "nemotron_h_moe", "nemotron3")
 LATENT_ARCHITECTURES = ("deepseek2", "glm4moe", "mistral4", "minicpm3")
 NORMED_BRANCHES = ("gemma", "olmo2", "olmo3", "exaone4", "gpt", "seed_oss", "glm4_moe", "solar_open")
 LARGER_EPS = (
     "ernie4_5", "olmo2", "olmo3", "exaone4", "olmoe", "phi3", "ministral3", "mixtral", "gpt_oss", "lfm2", "lfm2_moe",
-    "falcon_h1", "nemotron_h", "nemotron_h_moe", "glm4_moe_lite", "glm4_moe", "arcee", "hunyuan", "minicpm3",
-    "solar_open", "hy_v3", "afmoe", "exaone_moe", "apertus",
+    "falcon_h1", "nemotron_h", "nemotron_h_moe", "nemotron3", "glm4_moe_lite", "glm4_moe", "arcee", "hunyuan",
+    "minicpm3", "solar_open", "hy_v3", "afmoe", "exaone_moe", "apertus",
 )  # fmt: skip
 
 

@@ -47,6 +47,7 @@ MODELS: dict[str, list[str] | str] = {
     "granite4_h_moe": "all-linear",
     "falcon_h1": ["in_proj", "q_proj", "gate_proj", "down_proj"],
     "nemotron_h": ["in_proj", "q_proj", "up_proj", "down_proj"],
+    "nemotron3": ["fc1_latent_proj", "fc2_latent_proj", "down_proj"],
 }
 if EVERY_ARCHITECTURE:
     MODELS = {**dict.fromkeys(TINY_MODELS, "all-linear"), **MODELS}
@@ -130,7 +131,9 @@ def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=5e-4 * max(1.0, float(theirs.abs().max())))
 
 
-@loop_over("arch", ["llama", "qwen3_5", "qwen3_5_moe", "lfm2", "granite4_h", "granite4_h_moe", "nemotron_h"])
+@loop_over(
+    "arch", ["llama", "qwen3_5", "qwen3_5_moe", "lfm2", "granite4_h", "granite4_h_moe", "nemotron_h", "nemotron3"]
+)
 def test_adapters_fit_gguf_files(arch: str, tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
     """Converters change the order of rows and columns, and divide matrices; adapters have those of transformers."""
     folder = tiny_model_dir(arch, **OVERRIDES.get(arch, {}))

@@ -138,7 +138,7 @@ def test_a_layer_of_nemotron_h_has_one_branch() -> None:
         (NEMOTRON_H, {"hybrid_override_pattern": None}, "layer_types must hold the type of each layer, got None"),
         (NEMOTRON_H, {"mlp_hidden_act": "gelu"}, "mlp_hidden_act is 'gelu', which is not supported"),
         (NEMOTRON_H_MOE, {"n_group": 2}, "n_group is 2, which is not supported: experts in groups"),
-        (NEMOTRON_H_MOE, {"moe_latent_size": 64}, "moe_latent_size is 64, which is not supported: experts in groups"),
+        (NEMOTRON_H_MOE, {"moe_latent_size": 0}, "moe_latent_size must be an integer between 1 and"),
         (NEMOTRON_H_MOE, {"num_experts_per_tok": 9}, "num_experts_per_tok must be an integer between 1 and 8, got 9"),
     ],
 )  # fmt: skip
@@ -191,7 +191,7 @@ def test_layers_of_a_gguf_file_are_those_of_the_same_folder(heads: int | list[in
     [
         ({"attention.head_count_kv": 8}, "head_count_kv must hold a number for each of 4 layers, got 8"),
         ({"feed_forward_length": [0, 9]}, r"feed_forward_length must hold a number for each of 4 layers, got \[0, 9\]"),
-        ({"nextn_predict_layers": 1}, "nextn_predict_layers is 1, which is not supported"),
+        ({"nextn_predict_layers": 4}, "nextn_predict_layers must be an integer between 0 and 3, got 4"),
         ({"ssm.time_step_rank": 111}, r"ssm.group_count \(8\) must divide ssm.time_step_rank \(111\)"),
         ({"attention.layer_norm_epsilon": None}, "layer_norm_rms_epsilon is missing"),
     ],

@@ -88,6 +88,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h-biases": ("nemotron_h", {"use_bias": True, "mlp_bias": True, "use_conv_bias": False}),
     "granite4_h_moe": ("granite4_h_moe", {}),
     "nemotron_h_moe": ("nemotron_h_moe", {}),
+    "nemotron3": ("nemotron3", {}),
     "nemotron_h_moe-scores": ("nemotron_h_moe", {"norm_topk_prob": False}),
     "smollm3": ("smollm3", {}),
     "smollm3-tied": ("smollm3", {"tie_word_embeddings": True, "no_rope_layers": None, "layer_types": None}),

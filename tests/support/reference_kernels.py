@@ -121,8 +121,9 @@ class ReferenceMixture:
         self._experts = list(mixture.experts)
         self._activation, self._routing, self._bias = mixture.activation, mixture.routing, mixture.selection_bias
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        logits = linear(apply_prologue(x, self._router_norm), self._router.matrix, self._router.bias)
+    def __call__(self, x: torch.Tensor, routed: torch.Tensor | None = None) -> torch.Tensor:
+        routed = apply_prologue(x if routed is None else routed, self._router_norm)
+        logits = linear(routed, self._router.matrix, self._router.bias)
         x = apply_prologue(x, self._norm)
         out = torch.zeros_like(x)
         for row in range(len(x)):

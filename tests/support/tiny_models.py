@@ -94,6 +94,20 @@ LONG_ROPE: dict[str, Any] = {
     "long_factor": [1.0, 2.0, 5.0, 9.0],
     "original_max_position_embeddings": 256,
 }
+TINY_NEMOTRON_MOE: dict[str, Any] = {
+    **TINY_GATED,
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+    "head_dim": 24,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 20,
+    "n_groups": 2,
+    "ssm_state_size": 12,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "moe_shared_expert_intermediate_size": 56,
+    "routed_scaling_factor": 2.5,
+}
 TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", TINY_GATED),
     "llama3": ("Llama", {**TINY_GATED, "rope_parameters": LLAMA3_ROPE}),
@@ -274,23 +288,8 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_d_state": 12,
         },
     ),
-    "nemotron_h_moe": (
-        "NemotronH",
-        {
-            **TINY_GATED,
-            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
-            "head_dim": 24,
-            "mamba_num_heads": 6,
-            "mamba_head_dim": 20,
-            "n_groups": 2,
-            "ssm_state_size": 12,
-            "n_routed_experts": 6,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 40,
-            "moe_shared_expert_intermediate_size": 56,
-            "routed_scaling_factor": 2.5,
-        },
-    ),
+    "nemotron_h_moe": ("NemotronH", TINY_NEMOTRON_MOE),
+    "nemotron3": ("NemotronH", {**TINY_NEMOTRON_MOE, "moe_latent_size": 24, "num_nextn_predict_layers": 1}),
     "smollm3": (
         "SmolLM3",
         {
@@ -579,6 +578,7 @@ falcon_h1       x       x       .      .     .         .        x       .      .
 nemotron_h      x       .       .      .     .         .        x       .      .        .
 granite4_h_moe  .       .       .      .     .         .        .       .      .        x
 nemotron_h_moe  .       .       .      .     .         .        .       .      .        x
+nemotron3       .       .       .      .     .         .        .       .      .        x
 smollm3         x       .       .      .     .         x        .       .      .        .
 cohere          .       .       .      .     .         .        .       .      x        .
 cohere2         x       .       .      .     .         .        .       .      .        x

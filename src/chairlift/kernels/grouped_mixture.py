@@ -72,9 +72,10 @@ class GroupedMixture:
         self._routing, self._expert_scales = mixture.routing, mixture.expert_scales
         self._selection_bias = mixture.selection_bias
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, routed: torch.Tensor | None = None) -> torch.Tensor:
         normed = self._norm(x)
-        logits = self._router(x if self._has_router_norm else normed)
+        routed = x if routed is None else routed
+        logits = self._router(routed if self._has_router_norm else normed)
         chosen, weights = route(logits, self._routing, self._expert_scales, self._selection_bias)
         out = torch.zeros_like(normed)
         for expert in sorted({expert for row in chosen.tolist() for expert in row}):

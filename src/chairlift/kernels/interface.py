@@ -148,7 +148,7 @@ class Mixture:
 
     Attributes:
         norm: the norm of the input of router and experts, or none.
-        router: the matrix [num_experts, in] of the logits.
+        router: the matrix [num_experts, in] of the logits; `in` is that of `MixtureKernel.routed`.
         experts: the up and down projection of each expert. A kernel set converts one expert after the other, so an
             iterator need not hold all of them.
         activation: the row kernel between the projections.
@@ -165,6 +165,14 @@ class Mixture:
     router_norm: Prologue | None = None
     expert_scales: torch.Tensor | None = None
     selection_bias: torch.Tensor | None = None
+
+
+class MixtureKernel(Protocol):
+    """A mixture of experts."""
+
+    def __call__(self, x: torch.Tensor, routed: torch.Tensor | None = None) -> torch.Tensor:
+        """Compute the mixture of x [T, in]. The router reads `routed` [T, its own in], or x if it is None."""
+        ...
 
 
 Layer = Callable[[torch.Tensor, StepContext], torch.Tensor]
@@ -217,7 +225,7 @@ class Kernels:
     make_linear: Callable[[Any, torch.Tensor | None, Prologue], LinearKernel]
     add_lora: Callable[[Any, Prologue, LoraLayer], LinearKernel]
     make_residual_sum: Callable[[Prologue, Prologue, float, float], ResidualSumKernel]
-    make_mixture: Callable[[Mixture], RowKernel]
+    make_mixture: Callable[[Mixture], MixtureKernel]
     make_recurrence: Callable[[Recurrence], RecurrentKernel]
     gate: Callable[[torch.Tensor, torch.Tensor, GateActivation], torch.Tensor]
     attention: Callable[[AttentionShape], AttentionBackend[Any]]

@@ -30,12 +30,17 @@ def total(items: Iterable[MemoryItem]) -> int:
 
 
 class NetworkSizes(NamedTuple):
-    """The sizes of a feed-forward network; `num_experts` is 0 for a dense one."""
+    """The sizes of a feed-forward network; `num_experts` is 0 for a dense one.
+
+    Attributes:
+        num_latent_values: the number of values of a token in the results of the products with `FeedForwardSpec.latent`.
+    """
 
     inner_size: int
     is_gated: bool
     num_experts: int = 0
     experts_per_token: int = 0
+    num_latent_values: int = 0
 
 
 class RecurrenceSizes(NamedTuple):

@@ -82,11 +82,11 @@ class TorchMemory(KernelMemory):
 
     def _network(self, network: NetworkSizes, tokens: int, hidden: int) -> MemoryItem:
         """The inner rows; with experts also the rows that one expert may have, which are all, the logits and choice."""
-        inner, gated, num_experts, chosen = network
+        inner, gated, num_experts, chosen, latent = network
         factor, size = 3 if gated else 2, self.value_bytes
         if not num_experts:
             return MemoryItem("widest layer: MLP", tokens * factor * inner * size)
-        row = (factor * inner + 5 * hidden) * size + 32 * num_experts + 12 * chosen
+        row = (factor * inner + 5 * hidden + latent) * size + 32 * num_experts + 12 * chosen
         return MemoryItem("widest layer: experts", tokens * row)
 
     def _gathered(self, sizes: StepSizes) -> MemoryItem:

@@ -17,6 +17,7 @@ from chairlift.kernels.interface import (
     LinearKernel,
     LoadedMatrix,
     Mixture,
+    MixtureKernel,
     Prologue,
     ResidualSumKernel,
     RowKernel,
@@ -95,18 +96,25 @@ class LayerBuilder:
         """Load the mixture of experts after `norm`."""
         assert spec.router is not None, "a mixture has a router"
         router, scales, bias = spec.router, spec.router.expert_scales, spec.router.selection_bias
+        router_norm = router.norm if spec.latent is None else norm
         experts = ((self._load(up), self._load(down)) for up, down in spec.experts)
         loaded = Mixture(
-            self.norm(norm),
+            self.norm(norm) if spec.latent is None else NO_PROLOGUE,
             self._load(router.matrix),
             experts,
             spec.activation_kernel,
             router.routing,
-            None if router.norm is None else self.norm(router.norm),
+            None if router_norm is None else self.norm(router_norm),
             None if scales is None else self._vector(scales, router.num_experts),
             None if bias is None else self._vector(bias, router.num_experts),
         )
-        return self._kernels.make_mixture(loaded)
+        mixture = self._kernels.make_mixture(loaded)
+        if spec.latent is None:
+            return mixture
+        first, last = spec.latent
+        return partial(
+            _in_latent_space, self.adapted_linear(first, self.norm(norm)), mixture, self.adapted_linear(last)
+        )
 
     def gate(
         self, spec: MatrixSpec, norm: NormSpec | None, activation: GateActivation = "sigmoid"
@@ -379,6 +387,11 @@ class BranchSum:
         if self._kernel is None:
             return branch
         return self._kernel(branch, None) if self._is_fused else self._kernel(stream, branch)
+
+
+def _in_latent_space(first: LinearKernel, mixture: MixtureKernel, last: LinearKernel, x: torch.Tensor) -> torch.Tensor:
+    """Compute a mixture whose experts work in a narrower space, see `FeedForwardSpec.latent`."""
+    return last(mixture(first(x), x))
 
 
 def _without_residual(mixture: RowKernel, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:

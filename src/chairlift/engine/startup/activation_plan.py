@@ -93,7 +93,8 @@ def _layer_sizes(layer: LayerSpec, group: int) -> LayerSizes:
 def _network_sizes(network: FeedForwardSpec) -> NetworkSizes:
     if (router := network.router) is None:
         return NetworkSizes(network.inner_size, network.gated)
-    return NetworkSizes(network.inner_size, network.gated, router.num_experts, router.routing.experts_per_token)
+    latent = sum(matrix.out_features for matrix in network.latent or ())
+    return NetworkSizes(network.inner_size, network.gated, router.num_experts, router.routing.experts_per_token, latent)
 
 
 def _plan_logits(config: ModelConfig, limits: SchedulerConfig, memory: KernelMemory) -> MemoryItem:

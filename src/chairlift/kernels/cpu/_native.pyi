@@ -400,15 +400,26 @@ class ExpertMixture:
         num_groups: int = 1,
         groups_per_token: int = 1,
     ) -> None: ...
-    def __call__(self, x_ptr: int, x_stride: int, num_rows: int, out_ptr: int, out_stride: int) -> None:
+    def __call__(
+        self,
+        routed_ptr: int,
+        routed_stride: int,
+        x_ptr: int,
+        x_stride: int,
+        num_rows: int,
+        out_ptr: int,
+        out_stride: int,
+    ) -> None:
         """
         Compute the mixture for all rows.
 
         Args:
-            x_ptr: float32 [num_rows, in_features].
+            routed_ptr: float32 [num_rows, in_features of the router].
+            routed_stride: The distance between rows of routed, in floats.
+            x_ptr: float32 [num_rows, in_features of the experts], which may be the same.
             x_stride: The distance between rows of x, in floats.
             num_rows: The number of rows.
-            out_ptr: float32 [num_rows, in_features], overwritten, without overlap with x.
+            out_ptr: float32 [num_rows, in_features of the experts], overwritten, without overlap with x.
             out_stride: The distance between rows of out, in floats.
         """
 

@@ -33,8 +33,8 @@ from chairlift.kernels.interface import (
     LinearKernel,
     LoadedMatrix,
     Mixture,
+    MixtureKernel,
     Prologue,
-    RowKernel,
     call_each,
     compose_feed_forward,
 )
@@ -107,7 +107,7 @@ class _KernelMaker:
             layer.batch.observe(lambda slots: batch.set_slots(slots.ctypes.data, len(slots)))
         return NativeAdaptedLinear(base, layer, self._batches[layer.batch])
 
-    def make_mixture(self, mixture: Mixture) -> RowKernel:
+    def make_mixture(self, mixture: Mixture) -> MixtureKernel:
         if mixture.activation in NATIVE_PROLOGUES:
             return NativeMixture(mixture, self.buffers)
         # The result of a dense network beside the experts is in the other buffers.
@@ -323,11 +323,11 @@ class NativeMixture:
         self.num_bytes += _num_bytes(bias)
         return list(matrix.parts), bias
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, routed: torch.Tensor | None = None) -> torch.Tensor:
         num_rows, size = x.shape
         out = self._buffers.rows(("sum of experts", size), num_rows)
         assert out.data_ptr() != x.data_ptr(), "x and the result must not share memory"
-        self._kernel(*rows_of(x), num_rows, *rows_of(out))
+        self._kernel(*rows_of(x if routed is None else routed), *rows_of(x), num_rows, *rows_of(out))
         return out
 
 

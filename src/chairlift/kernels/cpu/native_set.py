@@ -66,7 +66,8 @@ class NativeMemory(KernelMemory):
         ]
         if num_experts := max(network.num_experts for network in networks):
             chosen = max(network.experts_per_token for network in networks)
-            values.append(("experts", hidden + num_experts + 4 * chosen))
+            in_latent = max(network.num_latent_values for network in networks)
+            values.append(("experts", hidden + in_latent + num_experts + 4 * chosen))
         if recurrences:
             width, heads = max(each.in_features for each in recurrences), max(each.num_heads for each in recurrences)
             values.append(("recurrence", width + mixed + 2 * heads))

@@ -1,4 +1,7 @@
-"""Nemotron-H (NVIDIA, 2025): each layer is Mamba-2, attention without positions, a network, or one beside experts."""
+"""Nemotron-H (NVIDIA, 2025): each layer is Mamba-2, attention without positions, a network, or one beside experts.
+
+The experts of Nemotron 3 Super work in a narrower space, between two projections of all tokens.
+"""
 
 from __future__ import annotations
 
@@ -117,17 +120,17 @@ class _Layers:
         shared = self._network(f"{mixer}.shared_experts", self._fields.integer("moe_shared_expert_intermediate_size"))
         return LayerSpec(None, none, shared, norms).beside_experts(self._experts(mixer))
 
-    def _network(self, prefix: str, inner: int, group: str = MLP) -> FeedForwardSpec:
+    def _network(self, prefix: str, inner: int, group: str = MLP, width: int | None = None) -> FeedForwardSpec:
         up, down, sizes = ((f"{prefix}.up_proj", inner),), f"{prefix}.down_proj", self.sizes
         return declare_network(
-            up, down, sizes.hidden_size, sizes.activation, gated=False, has_bias=sizes.mlp_bias, group=group
+            up, down, width or sizes.hidden_size, sizes.activation, gated=False, has_bias=sizes.mlp_bias, group=group
         )
 
     def _experts(self, prefix: str) -> FeedForwardSpec:
         """The experts, which are chosen as in DeepSeek-V3, from one group."""
-        fields, why = self._fields, "experts in groups or of another width are not supported"
-        for key, only in (("n_group", 1), ("topk_group", 1), ("n_shared_experts", 1), ("moe_latent_size", None)):
-            fields.allow_only(key, only, why)
+        fields, hidden = self._fields, self.sizes.hidden_size
+        for key in ("n_group", "topk_group", "n_shared_experts"):
+            fields.allow_only(key, 1, "experts in groups and several shared experts are not supported")
         fields.allow_only("mlp_bias", False, "experts have no biases")
         fields.allow_only("expert_gating_func", SIGMOID_GATING, f"the architecture requires {SIGMOID_GATING}")
         count = fields.integer("n_routed_experts")
@@ -138,14 +141,20 @@ class _Layers:
             sum_eps=SUM_EPS,
             scale=fields.number("routed_scaling_factor", 1.0),
         )
-        matrix = MatrixSpec(ROUTER, ROUTER, ((f"{prefix}.gate", count),), self.sizes.hidden_size)
+        matrix = MatrixSpec(ROUTER, ROUTER, ((f"{prefix}.gate", count),), hidden)
         router = RouterSpec(matrix, routing, selection_bias=f"{prefix}.gate.e_score_correction_bias")
-        inner = fields.integer("moe_intermediate_size")
-        return replace(self._network(f"{prefix}.experts.{{}}", inner, EXPERTS), router=router)
+        inner, latent, width = fields.integer("moe_intermediate_size"), None, hidden
+        if fields.get("moe_latent_size") is not None:
+            width = fields.integer("moe_latent_size")
+            first, last = ((f"{prefix}.fc1_latent_proj", width),), ((f"{prefix}.fc2_latent_proj", hidden),)
+            latent = MatrixSpec(MLP, "latent_in", first, hidden), MatrixSpec(MLP, "latent_out", last, width)
+        network = self._network(f"{prefix}.experts.{{}}", inner, EXPERTS, width)
+        return replace(network, router=router, latent=latent)
 
 
 def read_nemotron_h(fields: ConfigFields) -> ModelConfig:
     """Read the `config.json` of a Nemotron-H model."""
+    fields.ignore("num_nextn_predict_layers", "mtp_hybrid_override_pattern")  # Their layers are not read.
     return _declare(fields, _read_kinds(fields))
 
 
@@ -153,7 +162,6 @@ def _declare(fields: ConfigFields, kinds: Sequence[LayerKind]) -> ModelConfig:
     if "moe" not in kinds:
         fields.ignore(*_EXPERT_FIELDS.split())
     fields.allow_only("tie_word_embeddings", False, "transformers has a separate LM head in this architecture")
-    fields.allow_only("num_nextn_predict_layers", 0, "heads that predict several tokens are not supported")
     fields.set_defaults({"num_hidden_layers": len(kinds)})
     found = _Layers(fields)
     layers = tuple(found.declare(index, kind) for index, kind in enumerate(kinds))
@@ -196,7 +204,9 @@ def _read_gguf_kinds(header: GGUFHeader, layers: int) -> list[LayerKind]:
             raise header.error(key, f"must hold a number for each of {layers} layers, got {numbers!r:.80}")
         found.append(numbers)
     network: LayerKind = "moe" if header.name == "nemotron_h_moe" else "mlp"
-    return ["attention" if heads else network if inner else "mamba" for heads, inner in zip(*found, strict=True)]
+    kinds = ["attention" if heads else network if inner else "mamba" for heads, inner in zip(*found, strict=True)]
+    further = header.integer("num_nextn_predict_layers", 0, low=0, high=layers - 1)
+    return kinds[: layers - further]
 
 
 NEMOTRON_H: Final = Architecture(
@@ -213,7 +223,10 @@ NEMOTRON_H: Final = Architecture(
         },
         **mamba_gguf_names("mixer"),
         "model.layers.{}.norm": "blk.{}.attn_norm",
+        "model.layers.{}.mixer.fc1_latent_proj": "blk.{}.ffn_latent_down",
+        "model.layers.{}.mixer.fc2_latent_proj": "blk.{}.ffn_latent_up",
     },
     stacked_names={"model.embed_tokens": "model.embeddings", "model.norm": "model.norm_f"},
     other_prefixes=(("model.", "backbone."),),
+    unread_prefixes=("mtp.",),
 )

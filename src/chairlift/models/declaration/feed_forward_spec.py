@@ -45,6 +45,8 @@ class FeedForwardSpec:
             and `down` declare every expert, and their names have "{}" in place of its number.
         parameters: those of the activation (`Prologue.parameters`), in a network without a router: numbers, or the
             names of parameters of the checkpoint with one value each.
+        latent: of a mixture beside a dense network whose experts work in a narrower space, the projection of x to it
+            and that of the weighted sum back, or None. The router reads x.
     """
 
     up: MatrixSpec
@@ -53,6 +55,7 @@ class FeedForwardSpec:
     gated: bool
     router: RouterSpec | None = None
     parameters: tuple[float | str, ...] = ()
+    latent: tuple[MatrixSpec, MatrixSpec] | None = None
 
     @property
     def inner_size(self) -> int:
@@ -77,6 +80,7 @@ class FeedForwardSpec:
         """Every matrix, including the matrices of the router and of all experts."""
         if self.router is not None:
             yield self.router.matrix
+        yield from self.latent or ()
         for projections in self.experts:
             yield from projections
 

@@ -126,12 +126,19 @@ class LayerSpec:
     @property
     def adaptable(self) -> tuple[MatrixSpec, ...]:
         """The matrices that LoRA adapters can have: those of attention, of the recurrence and of a dense feed-forward
-        network, and the gate of shared experts."""
+        network, the gate of shared experts, and the projections to and from the space of experts."""
         mlp, experts, recurrence = self.feed_forward, self.parallel_experts, self.recurrence
+        latent = () if self.mixture is None else self.mixture.latent or ()
         attention = () if self.attention is None else self.attention.adaptable
         recurrent = () if recurrence is None else (recurrence.input, recurrence.output)
         gates = () if experts is None or experts.gate is None else (experts.gate,)
-        return *attention, *recurrent, *(() if mlp is None or mlp.router is not None else (mlp.up, mlp.down)), *gates
+        return (
+            *attention,
+            *recurrent,
+            *(() if mlp is None or mlp.router is not None else (mlp.up, mlp.down)),
+            *gates,
+            *latent,
+        )
 
     @property
     def norms(self) -> tuple[NormSpec, ...]:
@@ -170,8 +177,9 @@ class LayerSpec:
                 yield before
             if attention.latent is not None:
                 yield from (before, *[attention.latent.query_norm or before] * attention.num_heads)
-        if self.parallel_experts is not None and self.parallel_experts.gate is not None:
-            yield self.parallel_experts.before
+        if (experts := self.parallel_experts) is not None:
+            num_copies = (experts.gate is not None) + (experts.feed_forward.latent is not None)
+            yield from (experts.before,) * num_copies
 
     @property
     def is_fused(self) -> bool:

@@ -27,9 +27,11 @@ void construct(Mixture* self, const std::shared_ptr<Linear>& router, const Layer
                       to_vector(selection_bias), num_groups, groups_per_token});
 }
 
-void call(const Mixture& mixture, uintptr_t x, int64_t x_stride, int64_t rows, uintptr_t out, int64_t out_stride) {
-  const auto compute = [&mixture, x = reinterpret_cast<const float*>(x), x_stride, rows,
-                        out = reinterpret_cast<float*>(out), out_stride] { mixture(x, x_stride, rows, out, out_stride); };
+void call(const Mixture& mixture, uintptr_t routed, int64_t routed_stride, uintptr_t x, int64_t x_stride, int64_t rows,
+          uintptr_t out, int64_t out_stride) {
+  const auto compute = [&mixture, routed = reinterpret_cast<const float*>(routed), routed_stride,
+                        x = reinterpret_cast<const float*>(x), x_stride, rows, out = reinterpret_cast<float*>(out),
+                        out_stride] { mixture(routed, routed_stride, x, x_stride, rows, out, out_stride); };
   compute();
   if (Tape* tape = Tape::recording()) tape->add_products(mixture.router(), [compute](const Tape::Step&) { compute(); });
 }
@@ -63,14 +65,16 @@ Raises:
            nb::arg("sum_eps") = 0.0f, nb::arg("sum_min") = 0.0f, nb::arg("scale") = 1.0f,
            nb::arg("selection_bias").none() = nb::none(),
            nb::arg("num_groups") = 1, nb::arg("groups_per_token") = 1)
-      .def("__call__", &call, nb::arg("x_ptr"), nb::arg("x_stride"), nb::arg("num_rows"), nb::arg("out_ptr"),
+      .def("__call__", &call, nb::arg("routed_ptr"), nb::arg("routed_stride"), nb::arg("x_ptr"), nb::arg("x_stride"), nb::arg("num_rows"), nb::arg("out_ptr"),
            nb::arg("out_stride"), nb::call_guard<nb::gil_scoped_release>(), R"(Compute the mixture for all rows.
 
 Args:
-    x_ptr: float32 [num_rows, in_features].
+    routed_ptr: float32 [num_rows, in_features of the router].
+    routed_stride: The distance between rows of routed, in floats.
+    x_ptr: float32 [num_rows, in_features of the experts], which may be the same.
     x_stride: The distance between rows of x, in floats.
     num_rows: The number of rows.
-    out_ptr: float32 [num_rows, in_features], overwritten, without overlap with x.
+    out_ptr: float32 [num_rows, in_features of the experts], overwritten, without overlap with x.
     out_stride: The distance between rows of out, in floats.)");
 }
 

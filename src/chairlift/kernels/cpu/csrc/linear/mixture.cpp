@@ -58,7 +58,6 @@ struct Mixture::Groups {
 Mixture::Mixture(std::shared_ptr<const Linear> router, std::vector<Expert> experts, Routing routing)
     : router_(std::move(router)), experts_(std::move(experts)), routing_(std::move(routing)) {
   const auto num_experts = static_cast<int64_t>(experts_.size());
-  const int64_t size = router_->in_features();
   if (router_->out_features() != num_experts || num_experts == 0)
     throw std::invalid_argument("the router must have one output for each expert");
   for (const auto& [name, values] : {std::pair("expert_scales", &routing_.expert_scales),
@@ -76,11 +75,12 @@ Mixture::Mixture(std::shared_ptr<const Linear> router, std::vector<Expert> exper
                                 ", groups_per_token " + std::to_string(routing_.groups_per_token) +
                                 ", experts_per_token " + std::to_string(routing_.experts_per_token) + " and " +
                                 std::to_string(num_experts) + " experts");
+  size_ = experts_[0].up->in_features();
   inner_size_ = experts_[0].up->out_features();
   for (const Expert& expert : experts_)
-    if (expert.up->in_features() != size || expert.down->out_features() != size ||
+    if (expert.up->in_features() != size_ || expert.down->out_features() != size_ ||
         expert.up->out_features() != inner_size_ || expert.down->input_width() != inner_size_)
-      throw std::invalid_argument("all experts must have the input size of the router and equal inner sizes");
+      throw std::invalid_argument("all experts must have equal input, inner and output sizes");
 }
 
 // The score of an expert for its choice.
@@ -185,40 +185,41 @@ const Linear* Mixture::next_layer(const Groups& groups, int64_t expert) const {
   return nullptr;
 }
 
-void Mixture::operator()(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride) const {
+void Mixture::operator()(const float* routed, int64_t routed_stride, const float* x, int64_t x_stride, int64_t rows,
+                         float* out, int64_t out_stride) const {
   thread_local ReusableMemory routing_memory, group_memory, row_memory;
   if (rows <= 0) return;
   const auto num_experts = static_cast<int64_t>(experts_.size());
-  const int64_t size = router_->in_features(), num_choices = rows * routing_.experts_per_token;
+  const int64_t num_choices = rows * routing_.experts_per_token;
   auto* const choices = static_cast<Choice*>(
       routing_memory.get(static_cast<size_t>(num_choices) * sizeof(Choice) +
                          static_cast<size_t>(rows * num_experts) * sizeof(float)));
   auto* const logits = reinterpret_cast<float*>(choices + num_choices);
-  (*router_)(x, x_stride, rows, logits, num_experts, false);
+  (*router_)(routed, routed_stride, rows, logits, num_experts, false);
   each_row(rows, [&](int64_t row) {
     choose(logits + row * num_experts, choices + row * routing_.experts_per_token);
-    std::fill_n(out + row * out_stride, size, 0.0f);
+    std::fill_n(out + row * out_stride, size_, 0.0f);
   });
   const Groups groups = group(choices, rows, group_memory.get(Groups::num_bytes(num_choices, num_experts)));
   int64_t most_rows = 0;
   for (int64_t expert = 0; expert < num_experts; ++expert) most_rows = std::max(most_rows, groups.num_rows(expert));
   auto* const inner = static_cast<float*>(
-      row_memory.get(static_cast<size_t>(most_rows * (inner_size_ + size)) * sizeof(float)));
+      row_memory.get(static_cast<size_t>(most_rows * (inner_size_ + size_)) * sizeof(float)));
   float* const outer = inner + most_rows * inner_size_;
   for (int64_t expert = 0; expert < num_experts; ++expert) {
     const int64_t count = groups.num_rows(expert), first = groups.first[expert];
     if (count == 0) continue;
     const Expert& layers = experts_[static_cast<size_t>(expert)];
     if (layers.up->can_feed(*layers.down)) {
-      layers.up->feed(*layers.down, x, x_stride, count, inner, inner_size_, outer, size, false,
+      layers.up->feed(*layers.down, x, x_stride, count, inner, inner_size_, outer, size_, false,
                       next_layer(groups, expert), groups.rows + first);
     } else {
       (*layers.up)(x, x_stride, count, inner, inner_size_, false, layers.down.get(), groups.rows + first);
-      (*layers.down)(inner, inner_size_, count, outer, size, false, next_layer(groups, expert));
+      (*layers.down)(inner, inner_size_, count, outer, size_, false, next_layer(groups, expert));
     }
     each_row(count, [&](int64_t row) {
       const PrologueArgs none = {Prologue::none, nullptr, nullptr, 0};
-      isa().linear.add_branch({none, none, groups.weights[first + row]}, outer + row * size, size,
+      isa().linear.add_branch({none, none, groups.weights[first + row]}, outer + row * size_, size_,
                               out + groups.rows[first + row] * out_stride);
     });
   }

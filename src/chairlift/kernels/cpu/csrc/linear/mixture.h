@@ -38,8 +38,10 @@ class Mixture {
   // Throws std::invalid_argument if the layers do not fit.
   Mixture(std::shared_ptr<const Linear> router, std::vector<Expert> experts, Routing routing);
 
-  // x [rows, in_features]; out [rows, in_features], overwritten, without overlap with x. Strides are in floats.
-  void operator()(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride) const;
+  // routed [rows, in_features of the router]; x [rows, in_features of the experts], which may be the same; out [rows,
+  // in_features of the experts], overwritten, without overlap with x. Strides are in floats.
+  void operator()(const float* routed, int64_t routed_stride, const float* x, int64_t x_stride, int64_t rows, float* out,
+                  int64_t out_stride) const;
 
   const Linear& router() const { return *router_; }
 
@@ -56,7 +58,7 @@ class Mixture {
 
   std::shared_ptr<const Linear> router_;
   std::vector<Expert> experts_;
-  int64_t inner_size_;
+  int64_t size_, inner_size_;
   Routing routing_;
 };
 

@@ -9,7 +9,7 @@
 namespace chairlift::test {
 namespace {
 
-constexpr int64_t kInputs = 33, kInner = 20;
+constexpr int64_t kInputs = 33, kInner = 20, kRouted = 27;
 
 // A layer of floats with its values.
 struct Layer {
@@ -40,7 +40,7 @@ std::vector<double> silu_and_mul(const std::vector<double>& rows) {
 }
 
 struct Experts {
-  Experts(int64_t count, Random& random) : router(count, kInputs, Prologue::none, random) {
+  Experts(int64_t count, Random& random) : router(count, kRouted, Prologue::none, random) {
     for (int64_t i = 0; i < count; ++i) {
       up.emplace_back(2 * kInner, kInputs, Prologue::none, random);
       down.emplace_back(kInputs, kInner, Prologue::silu_and_mul, random);
@@ -71,8 +71,8 @@ struct Experts {
     std::stable_partition(order.begin(), order.end(), is_open);
   }
 
-  std::vector<double> of(const std::vector<double>& x, const Routing& routing) const {
-    std::vector<double> scores = router.of(x);
+  std::vector<double> of(const std::vector<double>& routed, const std::vector<double>& x, const Routing& routing) const {
+    std::vector<double> scores = router.of(routed);
     double all = 0;
     for (const double score : scores) all += std::exp(score);
     for (double& score : scores) score = routing.has_sigmoid ? 1 / (1 + std::exp(-score)) : std::exp(score) / all;
@@ -105,16 +105,18 @@ void check_case(int64_t num_experts, const Routing& routing, int64_t rows, Rando
   const Mixture mixture = experts.mixture(routing);
   const int64_t stride = kInputs + 3;
   const std::vector<float> x = random.normals(rows * stride);
+  const std::vector<float> routed = random.normals(rows * (kRouted + 1));
   std::vector<float> out(static_cast<size_t>(rows * stride), 7.0f);
-  mixture(x.data(), stride, rows, out.data(), stride);
+  mixture(routed.data(), kRouted + 1, x.data(), stride, rows, out.data(), stride);
   for (int64_t row = 0; row < rows; ++row) {
     const float* const own = x.data() + row * stride;
-    const std::vector<double> expected = experts.of({own, own + kInputs}, routing);
+    const float* const own_routed = routed.data() + row * (kRouted + 1);
+    const std::vector<double> expected = experts.of({own_routed, own_routed + kRouted}, {own, own + kInputs}, routing);
     for (int64_t i = 0; i < kInputs; ++i)
       CHECK(near(out[static_cast<size_t>(row * stride + i)], expected[static_cast<size_t>(i)], 1e-4));
     for (int64_t i = kInputs; i < stride; ++i) CHECK(out[static_cast<size_t>(row * stride + i)] == 7.0f);
     std::vector<float> alone(kInputs);
-    mixture(own, kInputs, 1, alone.data(), kInputs);
+    mixture(own_routed, kRouted, own, kInputs, 1, alone.data(), kInputs);
     CHECK(std::equal(alone.begin(), alone.end(), out.begin() + row * stride));
   }
 }
