@@ -45,6 +45,9 @@ PARALLEL_EXPERTS = {
 }
 WHOLE_NAMES = {
     "layer_scalar": "layer_output_scale.weight",
+    "self_attn.sinks": "attn_sinks.weight",
+    "block_sparse_moe.experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "block_sparse_moe.experts.down_proj": "ffn_down_exps.weight",
     "mlp.experts.gate_up_proj": "ffn_gate_up_exps.weight",
     "mlp.experts.down_proj": "ffn_down_exps.weight",
     "experts.gate_up_proj": "ffn_gate_up_exps.weight",
@@ -70,6 +73,7 @@ WHOLE_NAMES = {
 EXPERTS = {
     "block_sparse_moe.gate": "ffn_gate_inp",
     "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "block_sparse_moe.router": "ffn_gate_inp",
     "mlp.gate": "ffn_gate_inp",
     "mlp.gate.wg": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
@@ -80,6 +84,8 @@ EXPERTS = {
         for network in ("mlp.shared_expert", "mlp.shared_experts", "mlp.shared_mlp", "shared_mlp")
         for name in ("gate", "up", "down")
     },
+    "shared_mlp.input_linear": "ffn_up_shexp",  # Gate and up of Granite-MoE-SWA.
+    "shared_mlp.output_linear": "ffn_down_shexp",
     "self_attn.sinks": "attn_sinks",
     **{f"{name}_proj": f"ffn_{name}_exps" for name in ("gate", "up", "down")},
     "w1": "ffn_gate_exps",
@@ -201,6 +207,16 @@ NEMOTRON_MOE_FIELDS: dict[str, Any] = {
     "expert_weights_norm": True,
     "expert_weights_scale": 2.5,
     "expert_group_count": 1,
+}
+GRANITE_SWA_FIELDS: dict[str, Any] = {
+    "block_count": 5,
+    "attention.scale": 0.3,
+    "embedding_scale": 3.0,
+    "residual_scale": 0.4,
+    "logit_scale": 2.5,
+    "attention.sliding_window": 20,
+    "attention.sliding_window_pattern": [False, True, True, True, False],
+    "attention.rope_pattern": [1, 1, 0, 0, 1],
 }
 LAYER_NORM: dict[str, Any] = {
     "attention.layer_norm_rms_epsilon": None,
@@ -409,6 +425,14 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "embedding_scale": 3.0,
         "residual_scale": 0.4,
         "logit_scale": 2.5,
+    },
+    "granite_swa": GRANITE_SWA_FIELDS,
+    "granitemoe_swa": {
+        **GRANITE_SWA_FIELDS,
+        "feed_forward_length": 40,
+        "expert_count": 5,
+        "expert_used_count": 2,
+        "expert_shared_feed_forward_length": 48,
     },
     "gpt_oss": {
         "feed_forward_length": 40,
@@ -649,6 +673,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen3_5": {"mtp_num_hidden_layers": 1},
     "qwen3_next": {"mlp_only_layers": []},
     "granite4_h": {"intermediate_size": 96},
+    "granite_swa": {"layer_rope_theta": [1e4, 1e4, 0, 0, 1e4]},
+    "granitemoe_swa": {"layer_rope_theta": [1e4, 1e4, 0, 0, 1e4]},
     "falcon_h1": {"mamba_rms_norm": True, "mamba_norm_before_gate": False},
     "mistral4": {"rope_parameters": {**MINISTRAL3_ROPE, "mscale": 1.5, "llama_4_scaling_beta": 0.1}},
     "minicpm3": {"v_head_dim": None, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
@@ -663,7 +689,7 @@ PREDICTOR = {
 }
 INTERLEAVED = (
     "llama", "mistral", "granite", "granite4", "granite4_h", "granite4_h_moe", "smollm3", "ministral3", "mixtral",
-    "granitemoe", "granitemoeshared", "arcee",
+    "granitemoe", "granitemoeshared", "arcee", "granite_swa", "granitemoe_swa",
 )  # fmt: skip
 ARCHITECTURE_NAMES = {
     "mistral": "llama",
@@ -691,6 +717,7 @@ ARCHITECTURE_NAMES = {
     "granite4_h_moe": "granitehybrid",
     "falcon_h1": "falcon-h1",
     "nemotron3": "nemotron_h_moe",
+    "granitemoe_swa": "granite_swa",
 }
 """The names of architectures in GGUF files, where they differ."""
 
@@ -704,7 +731,7 @@ NORMED_BRANCHES = ("gemma", "olmo2", "olmo3", "exaone4", "gpt", "seed_oss", "glm
 LARGER_EPS = (
     "ernie4_5", "olmo2", "olmo3", "exaone4", "olmoe", "phi3", "ministral3", "mixtral", "gpt_oss", "lfm2", "lfm2_moe",
     "falcon_h1", "nemotron_h", "nemotron_h_moe", "nemotron3", "glm4_moe_lite", "glm4_moe", "arcee", "hunyuan",
-    "minicpm3", "solar_open", "hy_v3", "afmoe", "exaone_moe", "apertus",
+    "minicpm3", "granite_swa", "solar_open", "hy_v3", "afmoe", "exaone_moe", "apertus",
 )  # fmt: skip
 
 
@@ -925,6 +952,8 @@ def write_gguf(
     tensors = (
         split_transposed_experts(tensors)
         if arch == "gpt_oss"
+        else tensors
+        if arch == "granitemoe_swa"
         else merge_experts(split_shared_mlp(tensors, "shared_mlp" if has_experts else "mlp"))
     )
     for key, tensor in tensors.items():

@@ -172,6 +172,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoe-tied": ("granitemoe", {"tie_word_embeddings": True, "attention_bias": True}),
     "granitemoeshared": ("granitemoeshared", {}),
     "granitemoeshared-none": ("granitemoeshared", {"shared_intermediate_size": 0}),
+    "granite_swa": ("granite_swa", {}),
+    "granite_swa-yarn": (
+        "granite_swa",
+        {"layer_types": ["sliding_attention"] * 4 + ["full_attention"], "rope_parameters": YARN, "mlp_bias": True},
+    ),
+    "granitemoe_swa": ("granitemoe_swa", {}),
+    "granitemoe_swa-no-shared": (
+        "granitemoe_swa",
+        {"shared_intermediate_size": 0, "layer_rope_theta": None, "attention_bias": True},
+    ),
     "gpt_oss": ("gpt_oss", {}),
     "gpt_oss-no-attention-bias": (
         "gpt_oss",

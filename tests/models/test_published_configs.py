@@ -88,6 +88,10 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("ModernBERT-base", {"layer_types": ["full_attention"]}),
     ("Mixtral-8x7B-Instruct", {"n_shared_experts": 2}),
     ("Qwen2.5-VL-7B-Instruct", {"partial_rotary_factor": 0.5}),
+    ("Youtu-LLM-2B", {"n_routed_experts": 8}),
+    ("MiniCPM3-4B", {"rope_interleave": True}),
+    ("NVIDIA-Nemotron-3-Super-120B-A12B-BF16", {"n_group": 2}),
+    ("granite-swash-2b", {"layer_rope_theta": [10000.0, 0]}),
 ]
 
 

@@ -94,6 +94,16 @@ LONG_ROPE: dict[str, Any] = {
     "long_factor": [1.0, 2.0, 5.0, 9.0],
     "original_max_position_embeddings": 256,
 }
+TINY_GRANITE_SWA: dict[str, Any] = {
+    **TINY_GATED,
+    "num_hidden_layers": 5,
+    "sliding_window": 20,
+    "layer_rope_theta": [10000.0, 300.0, 0, 0.0, 5000],
+    "attention_multiplier": 0.3,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.5,
+}
 TINY_NEMOTRON_MOE: dict[str, Any] = {
     **TINY_GATED,
     "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
@@ -382,6 +392,17 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 2.5,
         },
     ),
+    "granite_swa": ("GraniteSWA", TINY_GRANITE_SWA),
+    "granitemoe_swa": (
+        "GraniteMoeSWA",
+        {
+            **TINY_GRANITE_SWA,
+            "intermediate_size": 40,
+            "shared_intermediate_size": 48,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+        },
+    ),
     "gpt_oss": (
         "GptOss",
         {
@@ -597,6 +618,8 @@ qwen3_moe       .       .       .      .     x         .        .       .      .
 olmoe           .       .       .      .     .         .        .       .      .        x
 granitemoe      .       .       .      .     .         .        .       .      x        .
 granitemoeshared .      .       .      .     .         .        .       .      .        .
+granite_swa     x       .       .      .     .         .        .       .      .        .
+granitemoe_swa  .       .       .      .     .         .        .       .      x        .
 gpt_oss         x       .       .      x     .         x        .       .      x        x
 lfm2            x       x       x      .     .         .        x       x      .        .
 lfm2_moe        .       .       .      x     .         .        .       .      .        x

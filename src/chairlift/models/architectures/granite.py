@@ -25,6 +25,14 @@ from chairlift.models.reading.mamba_sizes import mamba_gguf_names, read_gguf_mam
 LAYER_TYPES: Final = {"attention": False, "full_attention": False, "mamba": True, "linear_attention": True}
 """The types of layers in files of transformers 4 and 5, and whether such a layer has Mamba-2 in place of attention."""
 
+NAMES: Final = ExpertNames(
+    router="block_sparse_moe.router.layer",
+    up=("block_sparse_moe.experts.{}.input_linear",),
+    down="block_sparse_moe.experts.{}.output_linear",
+    shared_up=("shared_mlp.input_linear",),
+    shared_down="shared_mlp.output_linear",
+)
+
 # -- config.json -----------------------------------------------------------------------------------------------------
 
 
@@ -52,9 +60,10 @@ def _read_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
     return read_experts(fields, "chosen", sizes.intermediate_size, NAMES)
 
 
-def _read_shared_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
-    size = fields.integer("shared_intermediate_size", 0, low=0)
-    return replace(_read_experts(fields, sizes), shared_size=size)
+def read_shared_experts(fields: ConfigFields, sizes: LlamaSizes, names: ExpertNames = NAMES) -> ExpertSizes:
+    """Read the experts of a model, beside which shared ones may be, by the given names in its files."""
+    experts = read_experts(fields, "chosen", sizes.intermediate_size, names)
+    return replace(experts, shared_size=fields.integer("shared_intermediate_size", 0, low=0))
 
 
 def read_granite4(fields: ConfigFields) -> ModelConfig:
@@ -107,13 +116,6 @@ def read_granite_gguf(header: GGUFHeader) -> ModelConfig:
     return sizes.declare()
 
 
-NAMES: Final = ExpertNames(
-    router="block_sparse_moe.router.layer",
-    up=("block_sparse_moe.experts.{}.input_linear",),
-    down="block_sparse_moe.experts.{}.output_linear",
-    shared_up=("shared_mlp.input_linear",),
-    shared_down="shared_mlp.output_linear",
-)
 INPUT: Final = StoredName("model.layers.{}.shared_mlp.input_linear", row_step=2, block="part")
 OUTPUT: Final = StoredName("model.layers.{}.shared_mlp.output_linear")
 GGUF_ARCHITECTURES: Final = ("granite", "granitehybrid", "granitemoe")
@@ -123,9 +125,7 @@ GRANITE: Final = Architecture(
     hf_readers={
         "GraniteForCausalLM": GraniteConfigReader("granite", no_windows, reads_mlp_bias=True),
         "GraniteMoeForCausalLM": GraniteConfigReader("granitemoe", no_windows, experts=_read_experts),
-        "GraniteMoeSharedForCausalLM": GraniteConfigReader(
-            "granitemoeshared", no_windows, experts=_read_shared_experts
-        ),
+        "GraniteMoeSharedForCausalLM": GraniteConfigReader("granitemoeshared", no_windows, experts=read_shared_experts),
         "GraniteMoeHybridForCausalLM": read_granite4,
     },
     gguf_readers=dict.fromkeys(GGUF_ARCHITECTURES, read_granite_gguf),

@@ -32,6 +32,7 @@ class MiniCPM3ConfigReader(DeepseekConfigReader):
     """The reader of MiniCPM3."""
 
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
+        fields.ignore("head_dim")  # transformers replaces it.
         length = fields.integer("max_position_embeddings")
         fields.set_defaults({"original_max_position_embeddings": length})
         sizes = super().read_sizes(fields)
@@ -56,6 +57,7 @@ _READER: Final = MiniCPM3ConfigReader(
     no_windows,
     qkv_bias=False,
     experts=None,
+    field_names={"head_dim": "qk_rope_head_dim"},
     defaults={**DEFAULTS, "tie_word_embeddings": True},
     gguf_defaults=DEFAULTS,
 )

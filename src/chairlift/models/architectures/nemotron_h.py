@@ -73,6 +73,7 @@ _READER: Final = NemotronHConfigReader(
     reads_mlp_bias=True,
     reads_rope=False,
     eps_key="layer_norm_epsilon",
+    ignored=("norm_eps", "partial_rotary_factor", "rope_theta"),  # Of published files; transformers does not read them.
     defaults={"head_dim": 128, "layer_norm_epsilon": 1e-5},
     has_recurrence=True,
 )

@@ -57,6 +57,7 @@ CONFIG_KEYS: Final = {
     "num_experts_per_tok": "expert_used_count",
     "num_dense_layers": "leading_dense_block_count",
     "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_intermediate_size": "expert_shared_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "norm_topk_prob": "expert_weights_norm",
     "routed_scaling_factor": "expert_weights_scale",

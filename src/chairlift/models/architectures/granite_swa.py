@@ -1,0 +1,101 @@
+"""Granite-SWA and Granite-MoE-SWA (IBM, 2026): Granite with windows in most layers, sinks, and a rotary base by layer.
+
+Some layers have no rotary embedding. Safetensors files hold the experts of a layer in two tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from chairlift.models.architectures.granite import GraniteConfigReader, read_shared_experts
+from chairlift.models.declaration.attention_spec import RopeConfig
+from chairlift.models.reading.architecture import Architecture
+from chairlift.models.reading.config_fields import ConfigFields
+from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
+from chairlift.models.reading.layer_fields import read_windows
+from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
+
+WHOLE_EVERY: Final = 4
+"""Layers 0, 4, 8... have no window in a `config.json` without `layer_types`."""
+
+NAMES: Final = ExpertNames(
+    router="block_sparse_moe.router",
+    up=("block_sparse_moe.experts.{}.gate_up_proj",),
+    down="block_sparse_moe.experts.{}.down_proj",
+    shared_up=("shared_mlp.input_linear",),
+    shared_down="shared_mlp.output_linear",
+)
+FUSED_UP: Final = ("mlp.experts.{}.gate_up_proj",)
+FUSED_SHARED: Final = ("mlp.shared_experts.gate_up_proj",)
+
+
+class GraniteSwaConfigReader(GraniteConfigReader):
+    """The reader of Granite-SWA, with experts or without."""
+
+    def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
+        sizes = replace(super().read_sizes(fields), attention_sinks=True)
+        return replace(sizes, ropes=_read_ropes(fields, sizes))
+
+
+def _read_ropes(fields: ConfigFields, sizes: LlamaSizes) -> list[RopeConfig | None]:
+    """Read the rotary embedding of each layer: its base, or in a GGUF file whether there is one."""
+    is_gguf = isinstance(fields, GGUFHeader)
+    key, layers = "attention.rope_pattern" if is_gguf else "layer_rope_theta", sizes.num_layers
+    bases = fields.get(key, [sizes.rope.theta] * layers)
+    if (
+        not isinstance(bases, list)
+        or len(bases) != layers
+        or not all(isinstance(base, int | float) and base >= 0 for base in bases)
+    ):
+        raise fields.error(key, f"must hold a number of at least 0 for each of {layers} layers, got {bases!r:.80}")
+    return [replace(sizes.rope, theta=sizes.rope.theta if is_gguf else float(base)) if base else None for base in bases]
+
+
+def _windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
+    if not isinstance(fields, GGUFHeader):
+        types = ["sliding_attention" if index % WHOLE_EVERY else "full_attention" for index in range(layers)]
+        fields.set_defaults({"layer_types": types})
+    return read_windows(fields, layers, WHOLE_EVERY, default=128)
+
+
+def _read_gguf_experts(header: ConfigFields, sizes: LlamaSizes) -> ExpertSizes | None:
+    """Read the experts of a GGUF file. The matrices of the gate may be in one tensor with those of up."""
+    if header.get("num_experts", 0) == 0:
+        return None
+    is_fused = isinstance(header, GGUFHeader) and "blk.0.ffn_gate_up_exps.weight" in header.tensor_names
+    names = ExpertNames(up=FUSED_UP if is_fused else ExpertNames().up, shared_up=FUSED_SHARED)
+    return read_shared_experts(header, sizes, names)
+
+
+GRANITE_SWA: Final = Architecture(
+    name="granite_swa",
+    hf_readers={
+        "GraniteSWAForCausalLM": GraniteSwaConfigReader("granite_swa", _windows, reads_mlp_bias=True),
+        "GraniteMoeSWAForCausalLM": GraniteSwaConfigReader(
+            "granitemoe_swa", _windows, experts=partial(read_shared_experts, names=NAMES)
+        ),
+    },
+    gguf_readers={"granite_swa": GraniteSwaConfigReader("granite_swa", _windows, experts=_read_gguf_experts)},
+    gguf_names={
+        **GGUF_NAMES,
+        "model.layers.{}.self_attn.sinks": "blk.{}.attn_sinks",
+        "model.layers.{}.mlp.experts.{}.gate_up_proj": "blk.{}.ffn_gate_up_exps",
+        "model.layers.{}.mlp.shared_experts.gate_up_proj": "blk.{}.ffn_up_shexp",
+    },
+    gguf_interleaved=frozenset(("granite_swa",)),
+    stacked_names={
+        "model.layers.{}.self_attn.sinks.weight": "model.layers.{}.self_attn.sinks",
+        **{
+            f"model.layers.{{}}.block_sparse_moe.experts.{{}}.{name}.weight": (
+                f"model.layers.{{}}.block_sparse_moe.experts.{name}"
+            )
+            for name in ("gate_up_proj", "down_proj")
+        },
+        # GGUF files have other names than adapters.
+        "model.layers.{}.mlp.shared_experts.gate_up_proj": "model.layers.{}.shared_mlp.input_linear",
+        "model.layers.{}.mlp.shared_experts.down_proj": "model.layers.{}.shared_mlp.output_linear",
+    },
+)
