@@ -146,6 +146,28 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"max_window_layers": -1}, "max_window_layers must be an integer between 0"),
         ({"shared_expert_intermediate_size": None}, "shared_expert_intermediate_size is missing"),
     ],
+    "cohere2_moe": [
+        ({"expert_selection_fn": "softplus"}, "expert_selection_fn is 'softplus'.*supported: sigmoid, softmax"),
+        ({"shared_expert_combination_strategy": "max"}, "shared_expert_combination_strategy is 'max'"),
+        ({"mlp_layer_types": ["sparse"]}, "mlp_layer_types must hold 5 of dense and sparse"),
+        ({"sliding_window": 0}, "sliding_window must be an integer between 1"),
+        ({"use_parallel_block": False}, "use_parallel_block is False"),
+    ],
+    "hunyuan": [({"num_experts": 8}, "num_experts is 8, which is not supported: models of this class have no router")],
+    "hunyuan_moe": [
+        ({"num_experts": [6, 5]}, "num_experts differs between layers"),
+        ({"moe_topk": [7, 7]}, "moe_topk must be an integer between 1 and 6, got 7"),
+        ({"moe_intermediate_size": [40, 48]}, "moe_intermediate_size is .*the size of an expert is intermediate_size"),
+        ({"num_shared_expert": 2}, "num_shared_expert is 2, which is not supported: hunyuan_v1_moe models"),
+        ({"use_mixed_mlp_moe": False}, "use_mixed_mlp_moe is False"),
+        ({"moe_layer_num_skipped": 1}, "moe_layer_num_skipped is 1"),
+        ({"norm_topk_prob": False}, "norm_topk_prob is False"),
+    ],
+    "mellum": [
+        ({"use_sliding_window": False}, "use_sliding_window is False"),
+        ({"mlp_only_layers": [1]}, "mlp_only_layers is .*mellum models are computed with"),
+        ({"mlp_layer_types": ["moe"] * 4}, "mlp_layer_types must hold 4 of dense and sparse"),
+    ],
     "granitemoeshared": [({"shared_intermediate_size": -1}, "shared_intermediate_size must be an integer between 0")],
 }
 
@@ -210,13 +232,20 @@ def test_quantized_experts_in_one_tensor_are_rejected(tiny_model_dir: TinyModelD
         load_all(tmp_path)
 
 
-@pytest.mark.parametrize("arch", ["mixtral", "qwen2_moe", "glm4_moe"])
+@pytest.mark.parametrize("arch", ["mixtral", "qwen2_moe", "glm4_moe", "hunyuan_moe", "mellum", "cohere2_moe"])
 def test_the_experts_of_a_layer_may_be_in_two_tensors(arch: str, tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
     """transformers writes its own names on request, and those of published files otherwise."""
     folder = tiny_model_dir(arch)
     AutoModelForCausalLM.from_pretrained(folder).save_pretrained(tmp_path, save_original_format=False)
     assert any(name.endswith("mlp.experts.gate_up_proj") for name in load_file(tmp_path / "model.safetensors"))
     assert_logits_of_transformers(load(tmp_path), folder)
+
+
+def test_numbers_of_experts_may_be_lists(tiny_model_dir: TinyModelDir) -> None:
+    """As in the published files of Hunyuan-A13B."""
+    config = json.loads((tiny_model_dir("hunyuan_moe") / "config.json").read_text())
+    lists = {"num_experts": [6, 6], "moe_topk": [3, 3], "moe_intermediate_size": [40, 40], "num_shared_expert": [1, 1]}
+    assert read_hf_config({**config, **lists}, source="config.json") == read_hf_config(config, source="config.json")
 
 
 def test_a_missing_expert_is_named(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:

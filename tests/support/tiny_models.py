@@ -313,7 +313,33 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "cohere": ("Cohere", {**TINY_GATED, "tie_word_embeddings": True, "attention_bias": True}),
     "cohere2": ("Cohere2", {**TINY_GATED, "tie_word_embeddings": True, "num_hidden_layers": 4, "sliding_window": 20}),
+    "cohere2_moe": (
+        "Cohere2Moe",
+        {
+            **TINY_GATED,
+            "num_hidden_layers": 5,
+            "head_dim": 24,
+            "intermediate_size": 40,
+            "prefix_dense_intermediate_size": 96,
+            "first_k_dense_replace": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "num_shared_experts": 2,
+            "sliding_window": 20,
+        },
+    ),
     "hunyuan": ("HunYuanDenseV1", {**TINY_GATED, "head_dim": 24, "rope_parameters": HUNYUAN_ROPE}),
+    "hunyuan_moe": (
+        "HunYuanMoEV1",
+        {
+            **TINY_GATED,
+            "intermediate_size": 40,
+            "head_dim": 24,
+            "num_experts": 6,
+            "moe_topk": 3,
+            "rope_parameters": HUNYUAN_ROPE,
+        },
+    ),
     "olmo2": ("Olmo2", TINY_GATED),
     "arcee": ("Arcee", TINY_GATED),
     "apertus": ("Apertus", {**TINY_GATED, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
@@ -359,6 +385,20 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 40,
             "norm_topk_prob": True,
             "mlp_only_layers": [1],
+        },
+    ),
+    "mellum": (
+        "Mellum",
+        {
+            **TINY_GATED,
+            "num_hidden_layers": 4,
+            "head_dim": 24,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "sliding_window": 20,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {**OLMO3_ROPES, "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}},
         },
     ),
     "olmoe": (
@@ -603,7 +643,9 @@ nemotron3       .       .       .      .     .         .        .       .      .
 smollm3         x       .       .      .     .         x        .       .      .        .
 cohere          .       .       .      .     .         .        .       .      x        .
 cohere2         x       .       .      .     .         .        .       .      .        x
+cohere2_moe     x       .       .      .     .         .        .       .      .        .
 hunyuan         .       .       .      .     .         .        .       .      .        .
+hunyuan_moe     .       .       .      .     .         .        .       .      .        .
 olmo2           .       .       .      .     .         .        .       .      .        .
 arcee           .       .       .      .     .         .        .       .      .        .
 apertus         .       .       .      x     .         .        .       .      .        .
@@ -615,6 +657,7 @@ exaone4         .       .       .      .     .         .        .       .      .
 mixtral         x       .       .      .     .         .        .       .      x        .
 qwen2_moe       .       .       .      .     .         .        .       .      .        .
 qwen3_moe       .       .       .      .     x         .        .       .      .        x
+mellum          .       .       .      .     .         .        .       .      .        .
 olmoe           .       .       .      .     .         .        .       .      .        x
 granitemoe      .       .       .      .     .         .        .       .      x        .
 granitemoeshared .      .       .      .     .         .        .       .      .        .

@@ -469,17 +469,20 @@ class DecoderLayer:
         self.add_per_layer_branch = None if branch is None else builder.residual_sum(branch.norms, scale)
 
     def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
-        network = self.feed_forward
-        parallel = network(x, None) if network is not None and self._is_parallel else None
+        parallel = self._feed_forward(x, None) if self._is_parallel else None
         x = self._mix_tokens(x, step)
-        if network is not None:
-            y = network(x, self.add_feed_forward.residual(x)) if parallel is None else parallel
-            if self.parallel_experts is not None:
-                y = self.parallel_experts(y, x)
-            x = self.add_feed_forward(x, y)
+        if self.feed_forward is not None:
+            residual = self.add_feed_forward.residual(x)
+            x = self.add_feed_forward(x, self._feed_forward(x, residual) if parallel is None else parallel)
         if self.per_layer_branch is None or self.add_per_layer_branch is None:
             return x
         return self.add_per_layer_branch(x, self.per_layer_branch(x, step.per_layer_inputs))
+
+    def _feed_forward(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """Compute the feed-forward network, and the mixture beside it, plus `residual` if there is one."""
+        assert self.feed_forward is not None, "the layer has a feed-forward network"
+        y = self.feed_forward(x, residual)
+        return y if self.parallel_experts is None else self.parallel_experts(y, x)
 
     def _mix_tokens(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
         """Add attention and the recurrence. The sum with the recurrence comes last, because both read x."""

@@ -1,9 +1,10 @@
 """Llama with experts that are chosen by a softmax: Mixtral (Jiang et al., 2024), Qwen2-MoE and Qwen3-MoE (Yang et al.,
-2024 and 2025) and OLMoE (Muennighoff et al., 2024).
+2024 and 2025), OLMoE (Muennighoff et al., 2024) and Mellum 2 (JetBrains, 2026).
 
 Mixtral is Mistral with experts in every layer; its GGUF files are of the architecture llama. Qwen2-MoE and Qwen3-MoE
 are Qwen2 and Qwen3 with experts in all layers, or in some of them, and Qwen2-MoE has a shared expert with a gate. OLMoE
-has experts in every layer, and norms of query and key across heads.
+has experts in every layer, and norms of query and key across heads. Mellum 2 is Qwen3-MoE with windows in most
+layers, and YaRN in the others.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ from chairlift.models.reading.expert_fields import (
     QWEN_NAMES,
     read_dense_layers,
     read_experts,
+    read_first_dense_layers,
     read_softmax,
 )
-from chairlift.models.reading.gguf_header import GGUF_NAMES
+from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
+from chairlift.models.reading.layer_fields import read_windows
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
+from chairlift.models.reading.rope_fields import read_layer_ropes
 
 MIXTRAL_NAMES: Final = ExpertNames(
     router="block_sparse_moe.gate",
@@ -58,6 +62,25 @@ def _read_olmoe(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
     return read_experts(fields, read_softmax(fields), sizes.intermediate_size)
 
 
+def _read_mellum(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
+    experts = read_experts(fields, "chosen" if fields.flag("norm_topk_prob", True) else "all")
+    return replace(experts, dense_layers=read_first_dense_layers(fields, sizes.num_layers))
+
+
+class MellumConfigReader(LlamaConfigReader):
+    """The reader of Mellum 2, whose layers with a window have a rotary embedding of their own."""
+
+    def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
+        sizes = super().read_sizes(fields)
+        return sizes.with_layer_ropes(*read_layer_ropes(fields, 10_000.0, 500_000.0))
+
+
+def _mellum_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
+    if not isinstance(fields, GGUFHeader):
+        fields.set_defaults({"layer_types": ["full_attention"] * layers})
+    return read_windows(fields, layers, pattern=4, default=1024)
+
+
 def _qwen3_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     fields.ignore("max_window_layers")  # transformers ignores it in this architecture.
     if not fields.flag("use_sliding_window", False):
@@ -80,6 +103,17 @@ _QWEN2: Final = LlamaConfigReader(
 _QWEN3: Final = LlamaConfigReader("qwen3moe", _qwen3_windows, qk_norm="heads", experts=_read_qwen3)
 _OLMOE: Final = LlamaConfigReader(
     "olmoe", no_windows, qk_norm="rows", experts=_read_olmoe, gguf_defaults={"norm_topk_prob": False}
+)
+
+_MELLUM: Final = MellumConfigReader(
+    "mellum",
+    _mellum_windows,
+    qk_norm="heads",
+    experts=_read_mellum,
+    reads_rope=False,
+    defaults={"head_dim": 128},
+    required={"decoder_sparse_step": 1, "first_k_dense_replace": 0, "mlp_only_layers": [], "use_sliding_window": True},
+    ignored=("mtp_layer_types", "mtp_mlp_layer_types", "num_mtp_layers"),
 )
 
 MIXTRAL: Final = Architecture(
@@ -110,4 +144,12 @@ OLMOE: Final = Architecture(
     gguf_readers={"olmoe": _OLMOE},
     gguf_names=GGUF_NAMES,
     stacked_names=stacked_experts(),
+)
+MELLUM: Final = Architecture(
+    name="mellum",
+    hf_readers={"MellumForCausalLM": _MELLUM},
+    gguf_readers={"mellum": _MELLUM},
+    gguf_names=GGUF_NAMES,
+    stacked_names=stacked_experts(),
+    unread_prefixes=("mtp.",),
 )

@@ -84,6 +84,7 @@ class ExpertSizes:
         dense_layers: the numbers of the layers without experts, whose inner size is `LlamaSizes.intermediate_size`.
         has_bias: whether the router and the projections of experts have biases.
         shared_size: the inner size of the shared experts together, a dense network beside the others; 0 without any.
+        sum_multiplier: the factor of the sum of the shared and the other experts.
     """
 
     num_experts: int
@@ -93,6 +94,7 @@ class ExpertSizes:
     names: ExpertNames = ExpertNames()
     has_bias: bool = False
     shared_size: int = 0
+    sum_multiplier: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +211,9 @@ class LlamaSizes:
         shared = declare_network(up, down, hidden, self.activation, gated=True, has_bias=bias, prefix="shared_")
         gate = names.shared_gate
         matrix = None if gate is None else MatrixSpec(ROUTER, "shared_gate", ((f"{prefix}.{gate}", 1),), hidden)
-        return replace(layer, feed_forward=shared).beside_experts(mixture, matrix)
+        norms = layer.feed_forward_norms
+        norms = replace(norms, multiplier=norms.multiplier * experts.sum_multiplier)
+        return replace(layer, feed_forward=shared, feed_forward_norms=norms).beside_experts(mixture, matrix)
 
     def _branch_norms(self, prefix: str, before: str | None, after: str | None) -> BranchNorms:
         first, last = (None if name is None else self._norm(f"{prefix}.{name}") for name in (before, after))
