@@ -401,6 +401,18 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "rope.scaling.original_context_length": 64,
     },
     "ernie4_5": {"attention.key_length": 24, "attention.value_length": 24},
+    "ernie4_5_moe": {
+        "block_count": 4,
+        "attention.key_length": 24,
+        "attention.value_length": 24,
+        "interleave_moe_layer_step": 2,
+        "leading_dense_block_count": 1,
+        "expert_count": 6,
+        "expert_used_count": 3,
+        "expert_feed_forward_length": 40,
+        "expert_shared_count": 2,
+        "expert_shared_feed_forward_length": 48,
+    },
     "exaone4": {
         "block_count": 4,
         "attention.sliding_window": 20,
@@ -716,6 +728,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"mlp_only_layers": [], "use_sliding_window": False},
     **{key: {"mlp_only_layers": []} for key in ("qwen3_moe", "qwen3vlmoe")},
     "cohere2_moe": {"expert_selection_fn": "sigmoid", "norm_topk_prob": False},
+    "ernie4_5_moe": {"moe_layer_interval": 2},
     "qwen3_5": {"mtp_num_hidden_layers": 1},
     "qwen3_next": {"mlp_only_layers": []},
     "granite4_h": {"intermediate_size": 96},
@@ -749,6 +762,7 @@ ARCHITECTURE_NAMES = {
     "qwen3_moe": "qwen3moe",
     "granitemoeshared": "granitemoe",
     "cohere2_moe": "cohere2moe",
+    "ernie4_5_moe": "ernie4_5-moe",
     "hunyuan_moe": "hunyuan-moe",
     "gpt_oss": "gpt-oss",
     "lfm2_moe": "lfm2moe",
@@ -780,7 +794,7 @@ LARGER_EPS = (
     "ernie4_5", "olmo2", "olmo3", "exaone4", "olmoe", "phi3", "ministral3", "mixtral", "gpt_oss", "lfm2", "lfm2_moe",
     "falcon_h1", "nemotron_h", "nemotron_h_moe", "nemotron3", "glm4_moe_lite", "glm4_moe", "arcee", "hunyuan",
     "minicpm3", "granite_swa", "solar_open", "hy_v3", "afmoe", "exaone_moe", "apertus",
-    "hunyuan_moe",
+    "hunyuan_moe", "ernie4_5_moe",
 )  # fmt: skip
 
 

@@ -168,6 +168,15 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"mlp_only_layers": [1]}, "mlp_only_layers is .*mellum models are computed with"),
         ({"mlp_layer_types": ["moe"] * 4}, "mlp_layer_types must hold 4 of dense and sparse"),
     ],
+    "ernie4_5_moe": [
+        ({"moe_gate": "sinkhorn"}, "moe_gate is 'sinkhorn', which is not supported: ernie4_5_moe models are computed"),
+        ({"use_bias": True}, "use_bias is True, which is not supported: transformers has a bias in the LM head"),
+        ({"moe_use_aux_free": False}, "moe_use_aux_free is False"),
+        ({"moe_k": 7}, "moe_k must be an integer between 1 and 6, got 7"),
+        ({"moe_layer_interval": 0}, "moe_layer_interval must be an integer between 1"),
+        ({"moe_norm_min": 0}, "moe_norm_min must be a number above 0"),
+        ({"moe_num_experts": None}, "moe_num_experts is missing"),
+    ],
     "granitemoeshared": [({"shared_intermediate_size": -1}, "shared_intermediate_size must be an integer between 0")],
 }
 
@@ -232,7 +241,9 @@ def test_quantized_experts_in_one_tensor_are_rejected(tiny_model_dir: TinyModelD
         load_all(tmp_path)
 
 
-@pytest.mark.parametrize("arch", ["mixtral", "qwen2_moe", "glm4_moe", "hunyuan_moe", "mellum", "cohere2_moe"])
+@pytest.mark.parametrize(
+    "arch", ["mixtral", "qwen2_moe", "glm4_moe", "hunyuan_moe", "mellum", "cohere2_moe", "ernie4_5_moe"]
+)
 def test_the_experts_of_a_layer_may_be_in_two_tensors(arch: str, tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
     """transformers writes its own names on request, and those of published files otherwise."""
     folder = tiny_model_dir(arch)

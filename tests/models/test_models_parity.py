@@ -126,6 +126,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus-biases": ("apertus", {"attention_bias": True, "rope_parameters": None}),
     "seed_oss": ("seed_oss", {}),
     "ernie4_5": ("ernie4_5", {}),
+    "ernie4_5_moe": ("ernie4_5_moe", {}),
+    "ernie4_5_moe-layers": (
+        "ernie4_5_moe",
+        {
+            "moe_layer_start_index": 0,
+            "moe_layer_end_index": 2,
+            "moe_layer_interval": 2,
+            "moe_norm_min": 0.5,
+            "num_hidden_layers": 6,
+        },
+    ),
+    "ernie4_5_moe-not-shared": ("ernie4_5_moe", {"moe_num_shared_experts": 0, "tie_word_embeddings": True}),
     "deepseek_v2": ("deepseek_v2", {}),
     "deepseek_v2-greedy": (
         "deepseek_v2",

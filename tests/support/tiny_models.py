@@ -357,6 +357,17 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {**TINY_GATED, "num_hidden_layers": 4, "sliding_window": 20, "rope_parameters": OLMO3_ROPES},
     ),
     "ernie4_5": ("Ernie4_5", {**TINY_GATED, "head_dim": 24, "use_bias": True}),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        {
+            **TINY_GATED,
+            "num_hidden_layers": 4,
+            "head_dim": 24,
+            "moe_num_experts": 6,
+            "moe_k": 3,
+            "moe_intermediate_size": 40,
+        },
+    ),
     "exaone4": ("Exaone4", {**TINY_GATED, "num_hidden_layers": 4, "sliding_window": 20}),
     "mixtral": ("Mixtral", {**TINY_GATED, "sliding_window": 24, "num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen2_moe": (
@@ -653,6 +664,7 @@ seed_oss        .       .       .      .     .         .        .       .      .
 phi3            x       .       .      .     .         x        .       x      .        x
 olmo3           .       .       .      x     .         .        .       .      .        .
 ernie4_5        .       .       .      .     .         .        .       .      x        .
+ernie4_5_moe    .       .       .      .     .         .        .       .      .        .
 exaone4         .       .       .      .     .         .        .       .      .        .
 mixtral         x       .       .      .     .         .        .       .      x        .
 qwen2_moe       .       .       .      .     .         .        .       .      .        .

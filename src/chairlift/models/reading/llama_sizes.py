@@ -207,8 +207,8 @@ class LlamaSizes:
             return layer
         names = experts.names
         up = tuple((f"{prefix}.{name}", 2 * experts.shared_size // len(names.shared_up)) for name in names.shared_up)
-        down, bias = f"{prefix}.{names.shared_down}", self.mlp_bias
-        shared = declare_network(up, down, hidden, self.activation, gated=True, has_bias=bias, prefix="shared_")
+        down = f"{prefix}.{names.shared_down}"
+        shared = declare_network(up, down, hidden, self.activation, gated=True, prefix="shared_")
         gate = names.shared_gate
         matrix = None if gate is None else MatrixSpec(ROUTER, "shared_gate", ((f"{prefix}.{gate}", 1),), hidden)
         norms = layer.feed_forward_norms
