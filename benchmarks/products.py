@@ -38,6 +38,7 @@ def _mixer_products(layer: LayerSpec) -> Iterator[Product]:
     """The products of the recurrence and of attention."""
     if (recurrence := layer.recurrence) is not None:
         yield Product(recurrence.input, _prologue(layer.recurrence_norms.before))
+        yield from (Product(gate, "none") for gate in recurrence.gates)
         yield Product(recurrence.output, "none", layer.recurrence_adds_residual)
     if (attention := layer.attention) is not None:
         before = _prologue(layer.attention_norms.before)

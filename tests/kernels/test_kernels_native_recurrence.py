@@ -44,7 +44,10 @@ def convolution(channels: int, width: int, has_bias: bool = True) -> Convolution
     return Convolution(randn(channels, width) * 0.5, randn(channels, seed=1) if has_bias else None)
 
 
-def gated_delta(heads: int, key_heads: int, key_dim: int, value_dim: int, width: int = 4) -> GatedDelta:
+def gated_delta(
+    heads: int, key_heads: int, key_dim: int, value_dim: int, width: int = 4, by_channel: bool = False
+) -> GatedDelta:
+    decays = heads * key_dim if by_channel else heads
     channels = 2 * key_heads * key_dim + heads * value_dim
     return GatedDelta(
         convolution=convolution(channels, width, has_bias=False),
@@ -52,11 +55,13 @@ def gated_delta(heads: int, key_heads: int, key_dim: int, value_dim: int, width:
         num_heads=heads,
         key_dim=key_dim,
         value_dim=value_dim,
-        decay=-randn(heads, seed=2).abs(),
-        dt_bias=randn(heads, seed=3),
+        decay=-randn(decays, seed=2).abs(),
+        dt_bias=randn(decays, seed=3),
         norm_weight=randn(value_dim, seed=4),
         norm_eps=1e-5,
         beta_scale=2.0 if key_heads > 1 else 1.0,
+        has_channel_decay=by_channel,
+        gate="sigmoid" if by_channel else "silu",
     )
 
 
@@ -89,6 +94,8 @@ RECURRENCES: dict[str, Recurrence] = {
     "shared keys": gated_delta(6, 2, 64, 128),
     "narrow keys": gated_delta(4, 2, 8, 24, width=3),
     "sizes that are no multiples of 8": gated_delta(3, 1, 7, 21, width=2),
+    "Kimi Linear": gated_delta(4, 4, 128, 128, by_channel=True),
+    "channel decays of odd sizes": gated_delta(6, 3, 7, 21, width=2, by_channel=True),
     "Mamba-2": mamba2(8, 1, 128, 64, norm="after gate"),
     "groups": mamba2(4, 2, 128, 80, norm="after gate"),
     "norm before the gate": mamba2(4, 2, 256, 64, norm="before gate", scaled=True),
@@ -97,14 +104,21 @@ RECURRENCES: dict[str, Recurrence] = {
 }
 SMALL = [
     RECURRENCES[name]
-    for name in ("short convolution with a bias", "narrow keys", "sizes that are no multiples of 8", "a narrow head")
+    for name in (
+        "short convolution with a bias",
+        "narrow keys",
+        "sizes that are no multiples of 8",
+        "a narrow head",
+        "channel decays of odd sizes",
+    )
 ]
 
 
 def in_features(recurrence: Recurrence) -> int:
     if isinstance(recurrence, ShortConvolution):
         return 3 * recurrence.out_features
-    return sum(recurrence.row_parts)
+    parts = recurrence.row_parts
+    return sum(parts.values() if isinstance(parts, dict) else parts)
 
 
 def random_state(kernel: RecurrentKernel, recurrence: Recurrence) -> RecurrentState:
@@ -147,12 +161,13 @@ def test_results_and_states_are_those_of_the_reference(name: str, isa: str) -> N
         assert_close(ours, theirs)
 
 
-@loop_over("name", ["Qwen3.5", "Mamba-2"])
+@loop_over("name", ["Qwen3.5", "Kimi Linear", "Mamba-2"])
 def test_extreme_gates(name: str) -> None:
     recurrence = RECURRENCES[name]
     rows = randn(6, in_features(recurrence))
     heads = 4 if isinstance(recurrence, GatedDelta) else 8
-    rows[:, -2 * heads :] = torch.tensor([-200.0, -30.0, -1e-3, 19.9, 21.0, 200.0])[:, None]
+    gates = rows[:, : heads * 128] if name == "Kimi Linear" else rows[:, -2 * heads :]
+    gates[:] = torch.tensor([-200.0, -30.0, -1e-3, 19.9, 21.0, 200.0])[:, None]
     step = state_step([6], [0], [1])
     native, reference = get_kernels("native").make_recurrence(recurrence), ReferenceRecurrence(recurrence)
     state, expected = random_state(native, recurrence), random_state(reference, recurrence)
@@ -215,7 +230,7 @@ def test_snapshots_are_the_states_of_shorter_sequences(data: st.DataObject) -> N
 # -- recordings and errors -------------------------------------------------------------------------------------------
 
 
-@loop_over("name", ["LFM2", "shared keys", "groups"])
+@loop_over("name", ["LFM2", "shared keys", "channel decays of odd sizes", "groups"])
 def test_a_recording_reads_the_slots_of_the_later_step(name: str) -> None:
     native, recurrence = load(), RECURRENCES[name]
     kernel = get_kernels("native").make_recurrence(recurrence)

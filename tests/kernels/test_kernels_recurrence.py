@@ -22,6 +22,7 @@ from chairlift.kernels.recurrence import (
 from support.case_loop import loop_over
 from support.native import needs_native
 from support.recurrences import KINDS, compute_alone, random_recurrence, slot_values, state_step
+from support.reference_recurrence import parts_of
 
 SETS = ("reference", "torch", pytest.param("native", marks=needs_native))
 
@@ -52,8 +53,8 @@ def short_convolution(rule: ShortConvolution, rows: torch.Tensor) -> torch.Tenso
 
 
 def gated_delta(rule: GatedDelta, rows: torch.Tensor) -> torch.Tensor:
-    """The states as products of matrices: S = exp(g) * (I - beta k k') S + beta k v'."""
-    qkv, z, b, a = torch.split(rows, list(rule.row_parts), dim=1)
+    """The states as products of matrices: S = (I - beta k k') diag(exp(g)) S + beta k v'."""
+    qkv, z, b, a = (parts_of(rule, rows)[name] for name in ("qkv", "z", "b", "a"))
     keys = rule.num_key_heads * rule.key_dim
     q, k, v = torch.split(F.silu(convolved(rule, qkv)), [keys, keys, rule.out_features], dim=1)
     out = torch.empty(len(rows), rule.num_heads, rule.value_dim, dtype=torch.float64)
@@ -65,13 +66,14 @@ def gated_delta(rule: GatedDelta, rows: torch.Tensor) -> torch.Tensor:
             query, key = (part[t].view(-1, rule.key_dim)[group] for part in (q, k))
             query, key = query / (query @ query + 1e-6).sqrt(), key / (key @ key + 1e-6).sqrt()
             value = v[t].view(-1, rule.value_dim)[head]
-            alpha = (rule.decay[head] * F.softplus(a[t, head] + rule.dt_bias[head])).exp()
+            g = (rule.decay * F.softplus(a[t] + rule.dt_bias)).view(rule.num_heads, -1)[head]
             beta = rule.beta_scale * torch.sigmoid(b[t, head])
-            state = alpha * (torch.eye(rule.key_dim) - beta * torch.outer(key, key)) @ state
+            decayed = g.exp()[:, None] * state
+            state = (torch.eye(rule.key_dim) - beta * torch.outer(key, key)) @ decayed
             state = state + beta * torch.outer(key, value)
             out[t, head] = query @ state / rule.key_dim**0.5
     normed = F.rms_norm(out, (rule.value_dim,), rule.norm_weight.double(), rule.norm_eps)
-    return normed.flatten(1) * F.silu(z)
+    return normed.flatten(1) * (torch.sigmoid(z) if rule.gate == "sigmoid" else F.silu(z))
 
 
 def mamba2(rule: Mamba2, rows: torch.Tensor) -> torch.Tensor:

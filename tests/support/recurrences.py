@@ -21,6 +21,7 @@ KINDS = (
     "short_convolution",
     "gated_delta",
     "tiled_keys",
+    "channel_decay",
     "mamba2",
     "norm_before_gate",
     "mamba2_without_norm",
@@ -36,22 +37,26 @@ def random_recurrence(kind: str, seed: int = 0) -> tuple[Recurrence, int]:
 
     if kind == "short_convolution":
         return ShortConvolution(Convolution(normal(13, 3), normal(13))), 39
-    if kind in ("gated_delta", "tiled_keys"):
+    if kind in ("gated_delta", "tiled_keys", "channel_decay"):
         keys, heads, key_dim, value_dim = 2, 4, 12, 7
+        by_channel = kind == "channel_decay"
+        decays = heads * key_dim if by_channel else heads
         rule = GatedDelta(
             convolution=Convolution(normal(2 * keys * key_dim + heads * value_dim, 4)),
             num_key_heads=keys,
             num_heads=heads,
             key_dim=key_dim,
             value_dim=value_dim,
-            decay=-normal(heads).exp(),
-            dt_bias=normal(heads),
+            decay=-normal(decays).exp(),
+            dt_bias=normal(decays),
             norm_weight=normal(value_dim),
             norm_eps=1e-6,
             beta_scale=2.0 if kind == "tiled_keys" else 1.0,
             has_tiled_keys=kind == "tiled_keys",
+            has_channel_decay=by_channel,
+            gate="sigmoid" if by_channel else "silu",
         )
-        return rule, sum(rule.row_parts)
+        return rule, sum(rule.row_parts.values()) + 5 * by_channel
     heads, head_dim, groups, size = 6, 5, 2, 9
     inner = heads * head_dim
     has_norm, width = kind != "mamba2_without_norm", 2 * inner + 2 * groups * size + heads

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import torch
 import torch.nn.functional as F
 
@@ -58,7 +60,7 @@ def compute_token(recurrence: Recurrence, row: torch.Tensor, state: list[torch.T
 
 
 def _gated_delta(rule: GatedDelta, row: torch.Tensor, tail: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    qkv, z, b, a = torch.split(row, list(rule.row_parts))
+    z, b, a, qkv = (parts_of(rule, row)[name] for name in ("z", "b", "a", "qkv"))
     mixed = F.silu(_convolve(rule.convolution, qkv, tail))
     keys = rule.num_key_heads * rule.key_dim
     q, k = (part.view(-1, rule.key_dim) for part in mixed[: 2 * keys].chunk(2))
@@ -68,12 +70,18 @@ def _gated_delta(rule: GatedDelta, row: torch.Tensor, tail: torch.Tensor, matrix
     q, k = (part.repeat(shared, 1) if rule.has_tiled_keys else part.repeat_interleave(shared, dim=0) for part in (q, k))
     g = rule.decay.float() * F.softplus(a + rule.dt_bias.float())
     beta = rule.beta_scale * torch.sigmoid(b)
-    matrix *= g.exp()[:, None, None]
+    matrix *= g.exp().view(rule.num_heads, -1, 1)
     delta = beta[:, None] * (v - (k[..., None] * matrix).sum(1))
     matrix += k[..., None] * delta[:, None]
     o: torch.Tensor = (q[..., None] * matrix).sum(1) * rule.key_dim**-0.5
     normed = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + rule.norm_eps) * rule.norm_weight.float()
-    return normed.flatten() * F.silu(z)
+    return normed.flatten() * (F.silu(z) if rule.gate == "silu" else torch.sigmoid(z))
+
+
+def parts_of(rule: GatedDelta, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The parts of rows of the gated delta rule."""
+    ends = dict(zip(rule.row_parts, accumulate(rule.row_parts.values()), strict=True))
+    return {name: rows[..., end - rule.row_parts[name] : end] for name, end in ends.items()}
 
 
 def _mamba2(rule: Mamba2, row: torch.Tensor, tail: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:

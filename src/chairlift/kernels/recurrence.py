@@ -5,9 +5,10 @@ channel over the last `width` tokens and, except in `ShortConvolution`, of a sta
 
     S = exp(g) * S + k (x) d        o = q . S        (x) is the outer product
 
-with d = v in Mamba-2 (Dao and Gu, 2024), and d = beta * (v - exp(g) * k . S) in the gated delta rule (Yang et al.,
-2024). Tokens are computed one after the other, in prompts too, so the state after a token has the same bits in any
-batch and any division of the sequence into steps.
+with d = v in Mamba-2 (Dao and Gu, 2024), and d = beta * (v - k . (exp(g) * S)) in the gated delta rule (Yang et al.,
+2024), where g may differ between the channels of k (Kimi Delta Attention; Kimi Team, 2025). Tokens are computed one
+after the other, in prompts too, so the state after a token has the same bits in any batch and any division of the
+sequence into steps.
 """
 
 from __future__ import annotations
@@ -118,17 +119,18 @@ class ShortConvolution:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GatedDelta(GatedDeltaSizes):
-    """The gated delta rule of rows [q | k | v | z | b | a]: [T, in] -> [T, num_heads * value_dim].
+    """The gated delta rule of rows [q | k | v | z | b | a], or [a | z | q | k | v | b | unread values] with
+    `has_channel_decay`: [T, in] -> [T, num_heads * value_dim].
 
     q, k and v pass through the convolution and SiLU. Then q and k are divided by the square root of their sum of
     squares plus L2_EPS in each head, and q is multiplied by key_dim**-0.5. Head h reads q and k of head
     h // (num_heads / num_key_heads), or with `has_tiled_keys` of head h % num_key_heads. With beta = beta_scale *
-    sigmoid(b) and g = decay * softplus(a + dt_bias), the result is rms_norm(o) * silu(z), where each head is normed by
+    sigmoid(b) and g = decay * softplus(a + dt_bias), the result is rms_norm(o) * gate(z), where each head is normed by
     the same weights.
 
     Attributes:
-        decay: [num_heads], -exp(A_log).
-        dt_bias: [num_heads].
+        decay: [num_decays], -exp(A_log).
+        dt_bias: [num_decays].
         norm_weight: [value_dim].
     """
 

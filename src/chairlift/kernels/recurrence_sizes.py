@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -13,6 +13,8 @@ class GatedDeltaSizes:
     Attributes:
         beta_scale: 2 where the state may have negative eigenvalues.
         has_tiled_keys: the order of heads in GGUF files.
+        has_channel_decay: whether each channel of a key has its own decay (Kimi Team, 2025), instead of each head.
+        gate: the function of z.
     """
 
     num_key_heads: int
@@ -21,6 +23,8 @@ class GatedDeltaSizes:
     value_dim: int
     beta_scale: float = 1.0
     has_tiled_keys: bool = False
+    has_channel_decay: bool = False
+    gate: Literal["silu", "sigmoid"] = "silu"
 
     @property
     def num_keys(self) -> int:
@@ -32,9 +36,21 @@ class GatedDeltaSizes:
         return self.num_heads * self.value_dim
 
     @property
-    def row_parts(self) -> tuple[int, int, int, int]:
-        """The widths of the inputs of the convolution, of z, of b and of a in a row."""
-        return 2 * self.num_keys + self.out_features, self.out_features, self.num_heads, self.num_heads
+    def num_channels(self) -> int:
+        """The number of channels of the convolution."""
+        return 2 * self.num_keys + self.out_features
+
+    @property
+    def num_decays(self) -> int:
+        """The number of decays of a token."""
+        return self.num_heads * (self.key_dim if self.has_channel_decay else 1)
+
+    @property
+    def row_parts(self) -> dict[str, int]:
+        """The widths of the inputs of the convolution, of z, of b and of a, in the order of a row."""
+        widths = {"qkv": self.num_channels, "z": self.out_features, "b": self.num_heads, "a": self.num_decays}
+        order = ("a", "z", "qkv", "b") if self.has_channel_decay else tuple(widths)
+        return {name: widths[name] for name in order}
 
     @property
     def matrix_shape(self) -> tuple[int, int, int]:

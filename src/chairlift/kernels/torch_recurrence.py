@@ -49,16 +49,19 @@ def _compute(rule: Recurrence, rows: torch.Tensor, state: RecurrentState, step: 
 
 def _gated_delta(rule: GatedDelta, rows: torch.Tensor, state: RecurrentState, step: StateStep) -> torch.Tensor:
     assert state.matrix is not None
-    qkv, z, b, a = torch.split(rows, list(rule.row_parts), dim=1)
-    mixed = _silu(_convolve(rule.convolution, qkv, state.convolution, step))
+    widths = rule.row_parts
+    split = torch.split(rows[:, : sum(widths.values())], list(widths.values()), dim=1)
+    parts = dict(zip(widths, split, strict=True))
+    mixed = _silu(_convolve(rule.convolution, parts["qkv"], state.convolution, step))
     keys = rule.num_key_heads * rule.key_dim
     q, k = (part.reshape(len(rows), -1, rule.key_dim) for part in mixed[:, : 2 * keys].chunk(2, dim=1))
     v = mixed[:, 2 * keys :].reshape(len(rows), -1, rule.value_dim)
     q, k = (part * torch.rsqrt(_tree_sum(part * part, -1) + L2_EPS) for part in (q, k))
-    g = rule.decay.float() * softplus(a + rule.dt_bias.float())
-    beta = rule.beta_scale * sigmoid(b)
+    g = rule.decay.float() * softplus(parts["a"] + rule.dt_bias.float())
+    beta = rule.beta_scale * sigmoid(parts["b"])
     o = _scan(torch.exp(g), q * rule.key_dim**-0.5, k, v, beta, state.matrix, step, rule.has_tiled_keys)
-    return _rms_norm(o, rule.norm_weight, rule.norm_eps).flatten(1) * _silu(z)
+    gate = _silu if rule.gate == "silu" else sigmoid
+    return _rms_norm(o, rule.norm_weight, rule.norm_eps).flatten(1) * gate(parts["z"])
 
 
 def _mamba2(rule: Mamba2, rows: torch.Tensor, state: RecurrentState, step: StateStep) -> torch.Tensor:
@@ -117,7 +120,7 @@ def _scan(
     """Compute the outputs [T, heads, V] of a recurrence with the states `matrix` [num_slots, heads, K, V].
 
     Args:
-        decay: [T, heads], exp(g).
+        decay: [T, heads] or [T, heads * K], exp(g).
         query, key: [T, groups, K], each for heads / groups consecutive heads, or for every groups-th if `is_tiled`.
         value: [T, heads, V].
         beta: [T, heads] of the delta rule; None adds the values as they are.
@@ -126,7 +129,7 @@ def _scan(
     spans = [step.spans[i] for i in order]
     grouped = (key.shape[1], value.shape[1] // key.shape[1])[:: -1 if is_tiled else 1]
     q, k = (part[..., None].unsqueeze(1 if is_tiled else 2) for part in (query, key))
-    v, factors = value.reshape(-1, *grouped, 1, value.shape[2]), decay.reshape(-1, *grouped, 1, 1)
+    v, factors = value.reshape(-1, *grouped, 1, value.shape[2]), decay.reshape(len(decay), *grouped, -1, 1)
     betas = None if beta is None else beta.reshape(-1, *grouped, 1, 1)
     states = _read(matrix, step)[order].view(-1, *grouped, *matrix.shape[2:])
     out = torch.empty_like(value)

@@ -194,8 +194,10 @@ class LayerBuilder:
         convolution = Convolution(weight, bias)
         if rule is None:
             return ShortConvolution(convolution)
+        num_decays = rule.num_decays if isinstance(rule, GatedDeltaSpec) else rule.num_heads
         decay = -torch.exp(self._vector(f"{rule.name}.A_log", rule.num_heads).float())
-        dt_bias = self._vector(f"{rule.name}.dt_bias", rule.num_heads)
+        decay = decay.repeat_interleave(num_decays // rule.num_heads)
+        dt_bias = self._vector(f"{rule.name}.dt_bias", num_decays)
         norm = None if rule.norm is None else self.norm_weight(rule.norm.name, rule.norm.size, rule.norm.weight_offset)
         if isinstance(rule, GatedDeltaSpec):
             assert norm is not None, "the gated delta rule has a norm"
@@ -309,7 +311,6 @@ class LatentAttention(Attention):
     def __init__(self, builder: LayerBuilder, spec: AttentionSpec, norm: NormSpec | None) -> None:
         super().__init__(builder, spec, norm)
         assert spec.latent is not None, "the attention has a latent"
-        assert spec.rope is not None, "a part of its keys is rotated"
         latent, heads = spec.latent, range(spec.num_heads)
         queried = norm if latent.query_norm is None else latent.query_norm
         query_in = latent.query_in
@@ -323,7 +324,7 @@ class LatentAttention(Attention):
         self._call_each = builder.call_each
         self._key_norm = builder.norm_of_rows(latent.key_norm)
         self._new_rows = builder.new_rows
-        self._rotary_dim = spec.rope.num_dims(spec.head_dim)
+        self._rotary_dim = spec.head_dim - latent.key_norm.size
         self._row_size, self._value_size = spec.row_size, latent.values.out_features
 
     def _project(self, x: torch.Tensor) -> torch.Tensor:
@@ -352,6 +353,10 @@ class RecurrentMixer:
         self._input = builder.adapted_linear(spec.input, builder.norm(norm))
         self._kernel = builder.recurrence(spec)
         self._output = builder.adapted_linear(spec.output)
+        self._gates = [builder.adapted_linear(gate) for gate in spec.gates]
+        self._gate_inputs = [gate.in_features for gate in spec.gates]
+        self._row_parts = [*(gate.out_features for gate in spec.gates), spec.input.out_features]
+        self._new_rows, self._call_each = builder.new_rows, builder.call_each
         self.state: RecurrentState | None = None
 
     def allocate_state(self, num_slots: int) -> None:
@@ -363,7 +368,17 @@ class RecurrentMixer:
         """Compute the recurrence, plus `residual` if there is one, which the caller gives up."""
         assert self.state is not None, "call allocate_states first"
         assert step.states is not None, "the plan of a model with recurrent state needs the states"
-        return self._output(self._kernel(self._input(x), self.state, step.states), residual)
+        return self._output(self._kernel(self._project(x), self.state, step.states), residual)
+
+    def _project(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute the rows of the recurrence."""
+        if not self._gates:
+            return self._input(x)
+        rows = self._new_rows(x, "rows of the recurrence", sum(self._row_parts))
+        *gates, others = torch.split(rows, self._row_parts, dim=1)
+        inner = self._input(x, out=others)[:, -sum(self._gate_inputs) :]
+        self._call_each(self._gates, torch.split(inner, self._gate_inputs, dim=1), gates)
+        return rows
 
 
 class BranchSum:

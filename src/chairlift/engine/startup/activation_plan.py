@@ -71,7 +71,7 @@ def _layer_sizes(layer: LayerSpec, group: int) -> LayerSizes:
     if (rec := layer.recurrence) is not None:
         num_heads = 0 if rec.rule is None else rec.rule.num_heads
         recurrence = RecurrenceSizes(
-            rec.input.out_features, rec.output.in_features, rec.convolution.channels, num_heads, rec.state_values
+            rec.row_size, rec.output.in_features, rec.convolution.channels, num_heads, rec.state_values
         )
     if (spec := layer.attention) is None:
         return LayerSizes(group, 0, 0, 0, 1.0, None, False, True, networks, recurrence)

@@ -779,7 +779,8 @@ class MatrixRecurrence:
 
     The gated delta rule has rows [q | k | v | z | b | a] and decay = exp(rate * softplus(a + bias)). q and k are divided by
     the square root of their sum of squares plus 1e-6, and q by that of key_size. Then change = factor_scale * sigmoid(b) *
-    (v - decay * (k . state)). Mamba-2 has rows [z | v | k | q | dt], t = min(max(softplus(dt + bias), low), high),
+    (v - k . (decay * state)). With has_channel_decay each channel of k has its own decay, and rows are
+    [a | z | q | k | v | b]. Mamba-2 has rows [z | v | k | q | dt], t = min(max(softplus(dt + bias), low), high),
     decay = exp(rate * t) and change = t * v. q, k and v pass through a convolution and SiLU first.
 
     Args:
@@ -789,14 +790,17 @@ class MatrixRecurrence:
         key_size, value_size: Values per head of k and v.
         has_tiled_keys: Whether head h reads q and k of head h % key_heads instead of h // (heads // key_heads).
         convolution_weight, convolution_bias: As for ShortConvolution.
-        rate, bias, skip: float32 [heads], copied; skip may be None.
+        rate, bias: float32 [heads], or [heads * key_size] with has_channel_decay, copied.
+        skip: float32 [heads], copied, or None.
         factor_scale: For the gated delta rule.
         low, high: For Mamba-2.
         norm_group: The number of values that are normed together.
         norm_weight: float32 [heads * value_size], or [norm_group] for all groups, copied; None for no norm.
         norm_eps: The constant that the norm adds to the mean square.
-        gates_first: Whether the result is norm(y * silu(z)) instead of norm(y) * silu(z).
+        gates_first: Whether the result is norm(y * gate(z)) instead of norm(y) * gate(z).
         row_scales: float32 [width], the factors of a row, copied; or None.
+        has_channel_decay: Whether each channel of a key has its own decay, for the gated delta rule.
+        has_sigmoid_gate: Whether gate is the sigmoid instead of SiLU.
 
     Raises:
         ValueError: The arrays and sizes do not fit together.
@@ -831,6 +835,8 @@ class MatrixRecurrence:
         gates_first: bool,
         row_scales: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
         | None,
+        has_channel_decay: bool,
+        has_sigmoid_gate: bool,
     ) -> None: ...
     def __call__(
         self,

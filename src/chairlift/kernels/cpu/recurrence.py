@@ -112,11 +112,13 @@ def _make(recurrence: Recurrence, vectors: list[FloatArray]) -> _native.ShortCon
     if isinstance(recurrence, GatedDelta):
         own = {"key_heads": recurrence.num_key_heads, "factor_scale": recurrence.beta_scale}
         own |= {"has_tiled_keys": recurrence.has_tiled_keys, "norm_group": value_size, "gates_first": False}
+        own |= {"has_channel_decay": recurrence.has_channel_decay, "has_sigmoid_gate": recurrence.gate == "sigmoid"}
         own |= {"skip": None, "low": 0.0, "high": 0.0, "row_scales": None}
     else:
         low, high = recurrence.dt_limits
         has_norm = recurrence.norm_weight is not None
         own = {"key_heads": recurrence.num_groups, "factor_scale": 1.0, "has_tiled_keys": False}
+        own |= {"has_channel_decay": False, "has_sigmoid_gate": False}
         own |= {"norm_group": recurrence.norm_group_size if has_norm else value_size}
         own |= {"gates_first": not recurrence.norm_before_gate, "skip": array(recurrence.skip)}
         own |= {"low": low, "high": high, "row_scales": optional(recurrence.projection_scales)}

@@ -116,7 +116,7 @@ class LayerSpec:
         """Every matrix of the layer, including the matrices of all experts."""
         branch, recurrence = self.per_layer_branch, self.recurrence
         others = () if branch is None else (branch.gate, branch.projection)
-        recurrent = () if recurrence is None else (recurrence.input, recurrence.output)
+        recurrent = () if recurrence is None else recurrence.matrices
         networks = (matrix for network in self.feed_forwards for matrix in network.matrices)
         gate = None if self.parallel_experts is None else self.parallel_experts.gate
         gates = () if gate is None else (gate,)
@@ -130,7 +130,7 @@ class LayerSpec:
         mlp, experts, recurrence = self.feed_forward, self.parallel_experts, self.recurrence
         latent = () if self.mixture is None else self.mixture.latent or ()
         attention = () if self.attention is None else self.attention.adaptable
-        recurrent = () if recurrence is None else (recurrence.input, recurrence.output)
+        recurrent = () if recurrence is None else recurrence.matrices
         gates = () if experts is None or experts.gate is None else (experts.gate,)
         return (
             *attention,

@@ -40,7 +40,7 @@ class GatedDeltaSpec(GatedDeltaSizes):
     """The gated delta rule, see `kernels.recurrence.GatedDelta`.
 
     Attributes:
-        name: its parameters are `<name>.A_log` and `<name>.dt_bias`, [num_heads].
+        name: its parameters are `<name>.A_log`, [num_heads], and `<name>.dt_bias`, [num_decays].
         norm: the norm of each head, of value_dim values.
         stored: the rows of the matrices of the input whose rows are grouped by key head in files.
     """
@@ -51,7 +51,7 @@ class GatedDeltaSpec(GatedDeltaSizes):
 
     @property
     def num_values(self) -> int:
-        return 2 * self.num_heads
+        return 2 * self.num_decays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +79,8 @@ class RecurrenceSpec:
 
     Attributes:
         input: the projection to the rows of `kernels.recurrence`, with one part or several.
+        gates: the projections of the last parts of the input to the first values of these rows, which the others
+            follow; empty if the input has the complete rows.
         gated_delta, mamba2: how the matrices of the state are updated; both are None in a `ShortConvolution`, which has
             none.
     """
@@ -88,6 +90,16 @@ class RecurrenceSpec:
     convolution: ConvolutionSpec
     gated_delta: GatedDeltaSpec | None = None
     mamba2: Mamba2Spec | None = None
+    gates: tuple[MatrixSpec, ...] = ()
+
+    @property
+    def matrices(self) -> tuple[MatrixSpec, ...]:
+        return self.input, *self.gates, self.output
+
+    @property
+    def row_size(self) -> int:
+        """The number of values of a token in the results of the projections before the recurrence."""
+        return sum(matrix.out_features for matrix in (self.input, *self.gates))
 
     @property
     def rule(self) -> GatedDeltaSpec | Mamba2Spec | None:

@@ -35,6 +35,7 @@ class DeltaSizes(GatedDeltaSizes):
         output: str,
         *,
         convolutions: Parts = (),
+        gates: Parts = (),
         grouped_rows: tuple[tuple[str, tuple[int, ...]], ...] = (),
     ) -> RecurrenceSpec:
         """Return the declaration of one layer, whose parameters begin with `prefix`, as do these names.
@@ -43,6 +44,7 @@ class DeltaSizes(GatedDeltaSizes):
             inputs, convolutions: the names and widths of the matrices of the input, and of the weights that make up the
                 convolution.
             norm: see GatedDeltaSpec.
+            gates: the names of the matrices of `RecurrenceSpec.gates`, and the widths of their inputs.
             grouped_rows: the names of the matrices of the input whose rows are grouped by key head in files, and the
                 numbers of consecutive rows of each kind in a group.
         """
@@ -54,8 +56,12 @@ class DeltaSizes(GatedDeltaSizes):
         return RecurrenceSpec(
             input=MatrixSpec(RECURRENCE, "delta_in", parts(inputs), hidden_size),
             output=MatrixSpec(RECURRENCE, "delta_out", parts([(output, hidden_size)]), self.out_features),
-            convolution=ConvolutionSpec(f"{prefix}.conv1d", self.row_parts[0], self.width, parts=parts(convolutions)),
+            convolution=ConvolutionSpec(f"{prefix}.conv1d", self.num_channels, self.width, parts=parts(convolutions)),
             gated_delta=GatedDeltaSpec(name=prefix, norm=norm, stored=stored, **sizes_of(GatedDeltaSizes, self)),
+            gates=tuple(
+                MatrixSpec(RECURRENCE, "delta_gate", ((name, out),), rank)
+                for (name, rank), out in zip(parts(gates), self.row_parts.values(), strict=False)
+            ),
         )
 
 

@@ -80,17 +80,13 @@ void ShortConvolution::operator()(const StepRows& rows, const RecurrentState& st
   });
 }
 
-// One call, with the coefficients of all tokens: [tokens][decay of each head, then its factor].
+// One call, with the coefficients of all tokens: the decays [tokens][decays] and the factors [tokens][heads]. Decays of
+// channels are in the memory of their gates.
 struct MatrixRecurrence::Call {
-  float* decay(int64_t token) const { return coefficients + token * coefficient_stride; }
-  float* factor(int64_t token) const { return decay(token) + coefficient_stride / 2; }
-
   StepRows rows;
   RecurrentState state;
   const StateStep& step;
-  StepRows out;
-  float* coefficients;
-  int64_t coefficient_stride;
+  StepRows out, decays, factors;
 };
 
 // Columns of the state of one head of a sequence.
@@ -102,6 +98,10 @@ struct MatrixRecurrence::Slab {
 MatrixRecurrence::Columns MatrixRecurrence::columns_of(const Sizes& sizes) {
   const int64_t keys = sizes.key_heads * sizes.key_size, values = sizes.heads * sizes.value_size;
   const int64_t channels = 2 * keys + values;
+  if (sizes.rule() == StateRule::channel_delta) {
+    const int64_t z = sizes.decays(), q = z + values, b = q + channels;
+    return {q, q, q + keys, q + 2 * keys, z, b, 0, b + sizes.heads};
+  }
   if (sizes.is_delta) {
     const int64_t b = channels + values, a = b + sizes.heads;
     return {0, 0, keys, 2 * keys, channels, b, a, a + sizes.heads};
@@ -137,9 +137,9 @@ void MatrixRecurrence::check() const {
     return static_cast<int64_t>(values.size()) == count;
   };
   const Parameters& given = parameters_;
-  if (!has(given.rate, sizes.heads) || !has(given.bias, sizes.heads) ||
+  if (!has(given.rate, sizes.decays()) || !has(given.bias, sizes.decays()) ||
       (!given.skip.empty() && !has(given.skip, sizes.heads)))
-    throw std::invalid_argument("rate, bias and skip must have one value for each head");
+    throw std::invalid_argument("rate and bias must have one value for each decay, and skip one for each head");
   if (sizes.norm_group < 1 || outputs % sizes.norm_group != 0)
     throw std::invalid_argument("norm_group must divide heads * value_size");
   if (!given.norm_weight.empty() && !has(given.norm_weight, outputs) && !has(given.norm_weight, sizes.norm_group))
@@ -154,7 +154,10 @@ void MatrixRecurrence::operator()(const StepRows& rows, const RecurrentState& st
   check_slots(state, step);
   const int64_t stride = 2 * sizes_.heads;
   const auto num_bytes = static_cast<size_t>((step.num_tokens() + 1) * stride) * sizeof(float);
-  const Call call = {rows, state, step, out, static_cast<float*>(memory.get(num_bytes)), stride};
+  const StepRows factors = {static_cast<float*>(memory.get(num_bytes)), stride};
+  const bool by_channel = sizes_.rule() == StateRule::channel_delta;
+  const Call call = {rows, state, step, out, by_channel ? rows.columns(columns_.gate) : factors.columns(sizes_.heads),
+                     factors};
   prepare(call);
   scan(call);
   finish(call);
@@ -164,7 +167,7 @@ void MatrixRecurrence::operator()(const StepRows& rows, const RecurrentState& st
 void MatrixRecurrence::prepare(const Call& call) const {
   Pool& pool = Pool::get();
   const Convolution::Tasks tasks = convolution_.divide(call.step, pool.num_threads());
-  const int64_t tokens = call.step.num_tokens(), per_task = divide_up(kValuesPerTask / 4, call.coefficient_stride);
+  const int64_t tokens = call.step.num_tokens(), per_task = divide_up(kValuesPerTask / 4, sizes_.heads + sizes_.decays());
   pool.run(tasks.count + divide_up(tokens, per_task), [&](int64_t task, int worker) {
     if (task < tasks.count) {
       const Convolution::Block block = convolution_.block(tasks, task);
@@ -187,7 +190,7 @@ void MatrixRecurrence::compute_gates(const Call& call, int64_t token) const {
   const GateArgs args = {parameters_.rate.data(), parameters_.bias.data(), parameters_.factor_scale, parameters_.low,
                          parameters_.high};
   isa().recurrence.gates(args, row + columns_.gate, sizes_.is_delta ? row + columns_.factor : nullptr, sizes_.heads,
-                         call.decay(token), call.factor(token));
+                         sizes_.decays(), call.decays.row(token), call.factors.row(token));
 }
 
 void MatrixRecurrence::scale_columns(const Call& call, int64_t token, int64_t first, int64_t last) const {
@@ -236,9 +239,10 @@ void MatrixRecurrence::scan_slab(const Call& call, const Slab& slab, const float
   task.keys = keys;
   task.columns = static_cast<int>(slab.count);
   task.row_stride = call.rows.stride;
-  task.coefficient_stride = call.coefficient_stride;
+  task.decay_stride = call.decays.stride;
+  task.factor_stride = call.factors.stride;
   task.skip = parameters_.skip.empty() ? 0 : parameters_.skip[static_cast<size_t>(slab.head)];
-  task.is_delta = sizes_.is_delta;
+  task.rule = sizes_.rule();
   task.ahead = ahead;
   task.ahead_stride = stride;
   const int64_t key_heads = sizes_.key_heads, shared = sizes_.heads / key_heads;
@@ -251,8 +255,8 @@ void MatrixRecurrence::scan_slab(const Call& call, const Slab& slab, const float
     task.q = row + columns_.q + key;
     task.k = row + columns_.k + key;
     task.v = row + columns_.v + slab.head * sizes_.value_size + slab.first;
-    task.decay = call.decay(span.begin + done) + slab.head;
-    task.factor = call.factor(span.begin + done) + slab.head;
+    task.decay = call.decays.row(span.begin + done) + slab.head * (sizes_.decays() / sizes_.heads);
+    task.factor = call.factors.row(span.begin + done) + slab.head;
     isa().recurrence.scan(task);
     task.from = task.to;
     task.from_stride = task.to_stride;
@@ -274,8 +278,8 @@ void MatrixRecurrence::finish(const Call& call) const {
     const std::vector<float>& weights = parameters_.norm_weight;
     const float* const weight = weights.empty() ? nullptr : weights.data() + first % static_cast<int64_t>(weights.size());
     const float* const row = call.rows.row(token) + first;
-    isa().recurrence.gated_norm({weight, parameters_.norm_eps, parameters_.gates_first}, row + columns_.v,
-                                row + columns_.z, size, call.out.row(token) + first);
+    const GatedNormArgs args = {weight, parameters_.norm_eps, parameters_.gates_first, parameters_.has_sigmoid_gate};
+    isa().recurrence.gated_norm(args, row + columns_.v, row + columns_.z, size, call.out.row(token) + first);
   });
 }
 

@@ -33,7 +33,8 @@ class ShortConvolution {
 
 // A state [key_size][value_size] for each head, see ScanTask, behind a convolution and in front of a gated norm.
 //
-//   gated delta   rows [q | k | v | z | b | a], of which the convolution has q, k and v; b is the gate of the factor
+//   gated delta   rows [q | k | v | z | b | a], of which the convolution has q, k and v; b is the gate of the factor.
+//                 With a decay of each channel of the key, rows [a | z | q | k | v | b]
 //   Mamba-2       rows [z | x | B | C | dt], of which the convolution has x, B and C; v = x, k = B and q = C
 //
 // Head h reads q and k of head h / (heads / key_heads), or h % key_heads with tiled keys.
@@ -44,13 +45,19 @@ class MatrixRecurrence {
     int64_t heads, key_heads, key_size, value_size;
     bool has_tiled_keys;
     int64_t norm_group;  // the number of values that are normed together
+    bool has_channel_decay;  // for the gated delta rule
+
+    StateRule rule() const {
+      return !is_delta ? StateRule::add : has_channel_decay ? StateRule::channel_delta : StateRule::delta;
+    }
+    int64_t decays() const { return heads * (rule() == StateRule::channel_delta ? key_size : 1); }
   };
-  // rate, bias and skip [heads]; norm_weight [heads * value_size], or [norm_group] for all groups; row_scales [width], the
+  // rate and bias [decays]; skip [heads]; norm_weight [heads * value_size], or [norm_group] for all groups; row_scales [width], the
   // factors of a row. The last three may be empty.
   struct Parameters {
     std::vector<float> rate, bias, skip, norm_weight, row_scales;
     float factor_scale, low, high, norm_eps;
-    bool gates_first;
+    bool gates_first, has_sigmoid_gate;
   };
 
   // Throws std::invalid_argument if sizes and parameters do not fit together.

@@ -16,7 +16,7 @@ struct ConvolutionArgs {
 
 constexpr int kMaxConvolutionWidth = 4;
 
-// How the gates of a head become the coefficients of a step.
+// How the gates of a token become the coefficients of a step.
 //
 //   gated delta   decay = exp(rate * softplus(gate + bias)), factor = factor_scale * sigmoid(factor gate)
 //   Mamba-2       factor = min(max(softplus(gate + bias), low), high), decay = exp(rate * factor)
@@ -26,18 +26,23 @@ struct GateArgs {
   float factor_scale, low, high;
 };
 
-// y * silu(z) after, before or without an RMSNorm.
+// y * gate(z) after, before or without an RMSNorm; gate is SiLU or the sigmoid.
 struct GatedNormArgs {
   const float* weight;  // null for no norm
   float eps;
-  bool gates_first;  // norm(y * silu(z)) instead of norm(y) * silu(z)
+  bool gates_first;  // norm(y * gate(z)) instead of norm(y) * gate(z)
+  bool has_sigmoid;
 };
+
+// How the state changes.
+enum class StateRule { add, delta, channel_delta };
 
 // The recurrence of consecutive tokens over some columns of the state of a head, state [keys][columns]:
 //
 //   state = decay * state + k (x) change, out = q . state
-//   change = factor * (v - decay * (k . state)) with the state before, for the delta rule
-//   change = factor * v, and out is increased by skip * v, otherwise
+//   add             change = factor * v, and out is increased by skip * v
+//   delta           change = factor * (v - decay * (k . state)) with the state before
+//   channel_delta   change = factor * (v - (decay * k) . state), where each row of the state has its own decay
 //
 // A column is computed with the same operations in the same order for any division of columns and of tokens. The first
 // token reads `from`, and all write `to`, which may be the same memory.
@@ -53,11 +58,12 @@ struct ScanTask {
   const float* k;
   float* v;  // [columns], overwritten with the output
   int64_t row_stride;
-  const float* decay;  // of the first token; the values are coefficient_stride apart
+  const float* decay;  // of the first token; [keys] for channel_delta
+  int64_t decay_stride;
   const float* factor;
-  int64_t coefficient_stride;
+  int64_t factor_stride;
   float skip;
-  bool is_delta;
+  StateRule rule;
   const float* ahead;  // a state that is read next, to be prefetched; or null
   int64_t ahead_stride;
 };
@@ -69,9 +75,10 @@ struct RecurrenceLoops {
   void (*convolve)(const ConvolutionArgs& args, const float* const* inputs, int64_t channels, float* out);
   // x = scale * x / sqrt(sum of squares + 1e-6)
   void (*normalize)(float* x, int64_t n, float scale);
-  // The coefficients of the heads of one token. factor_gate is null for Mamba-2.
-  void (*gates)(const GateArgs& args, const float* gate, const float* factor_gate, int64_t heads, float* decay,
-                float* factor);
+  // The coefficients of the heads of one token; decay may be gate. factor_gate is null for Mamba-2, where heads have one
+  // decay each.
+  void (*gates)(const GateArgs& args, const float* gate, const float* factor_gate, int64_t heads, int64_t decays,
+                float* decay, float* factor);
   void (*scan)(const ScanTask& task);
   // The gated norm of one group of values.
   void (*gated_norm)(const GatedNormArgs& args, const float* y, const float* z, int64_t n, float* out);

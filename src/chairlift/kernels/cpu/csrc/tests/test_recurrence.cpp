@@ -120,11 +120,12 @@ class MatrixLayer final : public Layer {
     Values x(row, row + width);
     if (!parameters_.row_scales.empty())
       for (int64_t i = 0; i < width; ++i) x[static_cast<size_t>(i)] *= parameters_.row_scales[static_cast<size_t>(i)];
-    const auto first = x.begin() + (sizes_.is_delta ? 0 : outputs);
+    const int64_t keys = sizes_.key_heads * sizes_.key_size, decays = sizes_.decays();
+    const bool by_channel = sizes_.has_channel_decay;
+    const auto first = x.begin() + (by_channel ? decays + outputs : sizes_.is_delta ? 0 : outputs);
     const Values mixed = convolution.of({first, first + convolution.channels}, tail);
-    const int64_t keys = sizes_.key_heads * sizes_.key_size;
-    const Values z(x.begin() + (sizes_.is_delta ? convolution.channels : 0),
-                   x.begin() + (sizes_.is_delta ? convolution.channels : 0) + outputs);
+    const auto gate = x.begin() + (by_channel ? decays : sizes_.is_delta ? convolution.channels : 0);
+    const Values z(gate, gate + outputs);
     Values y;
     for (int64_t head = 0; head < sizes_.heads; ++head) {
       const int64_t shared = sizes_.heads / sizes_.key_heads;
@@ -149,14 +150,14 @@ class MatrixLayer final : public Layer {
     return 2 * sizes.key_heads * sizes.key_size + sizes.heads * sizes.value_size;
   }
   static int64_t width_of(const Sizes& sizes) {
-    return channels_of(sizes) + sizes.heads * (sizes.value_size + (sizes.is_delta ? 2 : 1));
+    return channels_of(sizes) + sizes.heads * (sizes.value_size + (sizes.is_delta ? 1 : 0)) + sizes.decays();
   }
 
   MatrixRecurrence::Parameters make(bool has_scales, Random& random) const {
     MatrixRecurrence::Parameters made;
-    made.rate = random.normals(sizes_.heads);
+    made.rate = random.normals(sizes_.decays());
     for (float& rate : made.rate) rate = -std::fabs(rate);
-    made.bias = random.normals(sizes_.heads);
+    made.bias = random.normals(sizes_.decays());
     if (!sizes_.is_delta) made.skip = random.normals(sizes_.heads);
     if (norm_ != NormKind::none) made.norm_weight = random.normals(sizes_.is_delta ? sizes_.norm_group : outputs);
     if (has_scales) made.row_scales = random.normals(width);
@@ -165,6 +166,7 @@ class MatrixLayer final : public Layer {
     made.high = 2.0f;
     made.norm_eps = 1e-3f;
     made.gates_first = norm_ == NormKind::after_gate;
+    made.has_sigmoid_gate = sizes_.has_channel_decay;
     return made;
   }
 
@@ -177,21 +179,27 @@ class MatrixLayer final : public Layer {
   // Appends the outputs of a head, and replaces its state.
   void add_head(int64_t head, const Values& x, const Values& q, const Values& k, const Values& v, float* state,
                 Values& y) const {
-    const auto h = static_cast<size_t>(head);
-    const double gate = softplus(x[x.size() - static_cast<size_t>(sizes_.heads) + h] + parameters_.bias[h]);
-    const double time = sizes_.is_delta ? gate : std::min(std::max(gate, double(parameters_.low)), double(parameters_.high));
-    const double decay = std::exp(parameters_.rate[h] * time);
-    const double beta = parameters_.factor_scale * sigmoid(x[x.size() - 2 * static_cast<size_t>(sizes_.heads) + h]);
+    const auto h = static_cast<size_t>(head), heads = static_cast<size_t>(sizes_.heads);
+    const bool by_channel = sizes_.has_channel_decay;
+    double time = 0;
+    Values decay(static_cast<size_t>(sizes_.key_size));
+    for (size_t i = 0; i < decay.size(); ++i) {
+      const size_t at = by_channel ? h * decay.size() + i : h;
+      time = softplus(x[by_channel ? at : x.size() - heads + h] + parameters_.bias[at]);
+      if (!sizes_.is_delta) time = std::min(std::max(time, double(parameters_.low)), double(parameters_.high));
+      decay[i] = std::exp(parameters_.rate[at] * time);
+    }
+    const double beta = parameters_.factor_scale * sigmoid(x[x.size() - (by_channel ? 1 : 2) * heads + h]);
     for (int64_t column = 0; column < sizes_.value_size; ++column) {
       const auto at = [&](int64_t i) -> float& {
         return state[(head * sizes_.key_size + i) * sizes_.value_size + column];
       };
       const double value = v[static_cast<size_t>(column)];
       double dot = 0, out = 0;
-      for (int64_t i = 0; i < sizes_.key_size; ++i) dot += k[static_cast<size_t>(i)] * at(i);
-      const double change = sizes_.is_delta ? beta * (value - decay * dot) : time * value;
+      for (int64_t i = 0; i < sizes_.key_size; ++i) dot += k[static_cast<size_t>(i)] * decay[static_cast<size_t>(i)] * at(i);
+      const double change = sizes_.is_delta ? beta * (value - dot) : time * value;
       for (int64_t i = 0; i < sizes_.key_size; ++i) {
-        at(i) = static_cast<float>(decay * at(i) + k[static_cast<size_t>(i)] * change);
+        at(i) = static_cast<float>(decay[static_cast<size_t>(i)] * at(i) + k[static_cast<size_t>(i)] * change);
         out += q[static_cast<size_t>(i)] * at(i);
       }
       y.push_back(out + (sizes_.is_delta ? 0 : parameters_.skip[h] * value));
@@ -199,8 +207,9 @@ class MatrixLayer final : public Layer {
   }
 
   Values gated_norm(Values y, const Values& z) const {
+    const auto gate = [this](double x) { return parameters_.has_sigmoid_gate ? sigmoid(x) : silu(x); };
     if (norm_ != NormKind::before_gate)
-      for (size_t i = 0; i < y.size(); ++i) y[i] *= silu(z[i]);
+      for (size_t i = 0; i < y.size(); ++i) y[i] *= gate(z[i]);
     if (norm_ == NormKind::none) return y;
     const auto group = static_cast<size_t>(sizes_.norm_group);
     for (size_t first = 0; first < y.size(); first += group) {
@@ -208,7 +217,7 @@ class MatrixLayer final : public Layer {
       for (size_t i = first; i < first + group; ++i) sum += y[i] * y[i] / static_cast<double>(group);
       for (size_t i = first; i < first + group; ++i)
         y[i] *= parameters_.norm_weight[i % parameters_.norm_weight.size()] / std::sqrt(sum + parameters_.norm_eps) *
-                (norm_ == NormKind::before_gate ? silu(z[i]) : 1);
+                (norm_ == NormKind::before_gate ? gate(z[i]) : 1);
     }
     return y;
   }
@@ -361,12 +370,13 @@ void test_recurrence() {
   for (const Shape& s : {Shape{4, 2, 16, 24}, {2, 2, 128, 64}, {3, 1, 7, 5}, {6, 2, 8, 40}, {1, 1, 256, 33}, {2, 1, 64, 152}})
     for (const NormKind norm : {NormKind::before_gate, NormKind::after_gate, NormKind::none}) {
       if (kOnlyRaces && norm != NormKind::before_gate) break;
-      for (const bool is_delta : {true, false}) {
+      for (const StateRule rule : {StateRule::add, StateRule::delta, StateRule::channel_delta}) {
         subject() = "recurrence, heads=" + std::to_string(s.heads) + ", key_size=" + std::to_string(s.key_size) +
-                    ", value_size=" + std::to_string(s.value_size) + ", is_delta=" + std::to_string(is_delta);
+                    ", value_size=" + std::to_string(s.value_size) + ", rule=" + std::to_string(static_cast<int>(rule));
+        const bool is_delta = rule != StateRule::add;
         const int64_t group = is_delta ? s.value_size : s.heads * s.value_size;
         const MatrixRecurrence::Sizes sizes = {is_delta, s.heads, s.key_heads, s.key_size, s.value_size,
-                                               norm == NormKind::none, group};
+                                               norm == NormKind::none, group, rule == StateRule::channel_delta};
         check_layer(MatrixLayer(sizes, taps, norm, norm == NormKind::after_gate, random), random);
         taps = taps == 4 ? 2 : taps + 1;
       }
