@@ -62,7 +62,9 @@ WHOLE_NAMES = {
         for mixer in ("mamba", "mixer")
         for name, other in (("A_log", "ssm_a"), ("D", "ssm_d"), ("dt_bias", "ssm_dt.bias"))
     },
-    "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "self_attn.A_log": "ssm_a",
+    "self_attn.dt_bias": "ssm_dt.bias",
+    **{f"{mixer}.gate.e_score_correction_bias": "exp_probs_b.bias" for mixer in ("mixer", "block_sparse_moe")},
     **{f"mlp.{router}.e_score_correction_bias": "exp_probs_b.bias" for router in ("gate", "moe_statics")},
     "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.e_score_correction_bias": "exp_probs_b.bias",
@@ -141,6 +143,14 @@ LATENT = {
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
     "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     **{f"self_attn.{name}_proj": f"attn_{name}" for name in ("k_b", "v_b", "kv_b")},
+}
+KIMI_LINEAR = {
+    **{f"self_attn.{name}_proj": f"ssm_{name}" for name in ("f_a", "f_b", "g_a", "g_b")},
+    **{f"self_attn.{name}_conv1d": f"ssm_conv1d_{name}" for name in "qkv"},
+    "self_attn.b_proj": "ssm_beta",
+    "self_attn.o_norm": "ssm_norm",
+    **{f"block_sparse_moe.shared_experts.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")},
+    **{f"block_sparse_moe.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
 }
 DENSE_LATENT_FIELDS: dict[str, Any] = {
     "block_count": 3,
@@ -603,6 +613,16 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "rope.dimension_count": 8,
         "rope.freq_base": None,
     },
+    "kimi_linear": {
+        **LATENT_FIELDS,
+        "block_count": 4,
+        "attention.head_count_kv": [0, 1] * 2,
+        "attention.value_length": 14,
+        "expert_gating_func": 2,
+        "expert_group_used_count": 1,
+        "kda.head_dim": 12,
+        "ssm.conv_kernel": 4,
+    },
     "lfm2": {"block_count": 4, "attention.head_count_kv": [0, 2] * 2, "shortconv.l_cache": 3},
     "lfm2_moe": {
         "block_count": 4,
@@ -731,6 +751,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": {"moe_layer_interval": 2},
     "qwen3_5": {"mtp_num_hidden_layers": 1},
     "qwen3_next": {"mlp_only_layers": []},
+    "kimi_linear": {"n_group": 1, "topk_group": 1},
     "granite4_h": {"intermediate_size": 96},
     "granite_swa": {"layer_rope_theta": [1e4, 1e4, 0, 0, 1e4]},
     "granitemoe_swa": {"layer_rope_theta": [1e4, 1e4, 0, 0, 1e4]},
@@ -770,6 +791,7 @@ ARCHITECTURE_NAMES = {
     "qwen3_5_moe": "qwen35moe",
     "qwen3_next": "qwen3next",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), "deepseek2"),
+    "kimi_linear": "kimi-linear",
     "cohere": "command-r",
     **dict.fromkeys(("glm4_moe", "solar_open"), "glm4moe"),
     "minimax_m2": "minimax-m2",
@@ -788,13 +810,13 @@ SAME_MODELS = {"exaone": "llama", "qwen2vl": "qwen2", "qwen3vl": "qwen3", "qwen3
 
 
 MAMBA_ARCHITECTURES = ("granite4_h", "granite4_h_moe", "falcon_h1", "nemotron_h", "nemotron_h_moe", "nemotron3")
-LATENT_ARCHITECTURES = ("deepseek2", "glm4moe", "mistral4", "minicpm3")
+LATENT_ARCHITECTURES = ("deepseek2", "glm4moe", "mistral4", "minicpm3", "kimi-linear")
 NORMED_BRANCHES = ("gemma", "olmo2", "olmo3", "exaone4", "gpt", "seed_oss", "glm4_moe", "solar_open")
 LARGER_EPS = (
     "ernie4_5", "olmo2", "olmo3", "exaone4", "olmoe", "phi3", "ministral3", "mixtral", "gpt_oss", "lfm2", "lfm2_moe",
     "falcon_h1", "nemotron_h", "nemotron_h_moe", "nemotron3", "glm4_moe_lite", "glm4_moe", "arcee", "hunyuan",
     "minicpm3", "granite_swa", "solar_open", "hy_v3", "afmoe", "exaone_moe", "apertus",
-    "hunyuan_moe", "ernie4_5_moe",
+    "hunyuan_moe", "ernie4_5_moe", "kimi_linear",
 )  # fmt: skip
 
 
@@ -811,6 +833,7 @@ def convert_name(name: str, arch: str) -> str:
         **(MAMBA if arch in MAMBA_ARCHITECTURES else {}),
         **(LATENT if ARCHITECTURE_NAMES.get(arch, arch) in LATENT_ARCHITECTURES else {}),
         **(AFMOE if arch == "afmoe" else {}),
+        **(KIMI_LINEAR if arch == "kimi_linear" else {}),
         **(BRANCH_NORMS if arch != "gemma" and arch.startswith(NORMED_BRANCHES) and arch != "glm4_moe_lite" else {}),
     }
     if name.startswith("mtp.") and not name.startswith("mtp.layers."):
@@ -828,6 +851,10 @@ def convert_name(name: str, arch: str) -> str:
 
 def convert_tensor(name: str, tensor: torch.Tensor, arch: str) -> torch.Tensor:
     """Complete the weights of Gemma's norms, and interleave the rows of queries and keys where llama.cpp does."""
+    if arch == "kimi_linear":  # llama.cpp's `KimiLinearModel` keeps all dimensions.
+        if name.endswith("A_log"):
+            return -tensor.exp()
+        return tensor[None] if "conv1d" in name else tensor
     if "conv" in name and tensor.ndim == 3:
         tensor = tensor.squeeze(1)
     if arch.startswith(("qwen3_5", "qwen3_next")):
@@ -1009,7 +1036,7 @@ def write_gguf(
     for parameter in ("alpha_p", "alpha_n", "beta", "eps") if arch == "apertus" else ():
         layers = (f"model.layers.{layer}.mlp.act_fn.{parameter}" for layer in range(2))
         writer.add_array(f"xielu.{parameter}", [tensors.pop(name).item() for name in layers])
-    if splits_latent and name in ("deepseek2", "mistral4"):
+    if splits_latent and name in ("deepseek2", "mistral4", "kimi-linear"):
         tensors = split_latent(tensors)
     has_experts = arch in ("granite4_h_moe", "granitemoeshared")
     tensors = (

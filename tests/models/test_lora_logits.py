@@ -37,6 +37,7 @@ MODELS: dict[str, list[str] | str] = {
     "mixtral": ["q_proj", "o_proj"],
     "ernie4_5": ["q_proj", "k_proj"],
     "deepseek_v3": ["q_a_proj", "o_proj"],
+    "kimi_linear": ["f_a_proj", "f_b_proj", "g_b_proj", "b_proj", "v_proj", "o_proj", "up_proj"],
     "lfm2": "all-linear",
     "lfm2_moe": "all-linear",
     "qwen3_5": "all-linear",

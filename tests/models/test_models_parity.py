@@ -153,6 +153,26 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2},
         },
     ),
+    "kimi_linear": ("kimi_linear", {}),
+    "kimi_linear-other-sizes": (
+        "kimi_linear",
+        {
+            "q_lora_rank": 24,
+            "norm_topk_prob": False,
+            "num_hidden_layers": 5,
+            "layer_types": None,
+            "mlp_layer_types": ["dense", "sparse", "sparse", "dense", "sparse"],
+            "linear_attn_config": {"num_heads": 3, "head_dim": 16, "short_conv_kernel_size": 3},
+        },
+    ),
+    "kimi_linear-listed-layers": (
+        "kimi_linear",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": None,
+            "linear_attn_config": {"kda_layers": [2, 3], "full_attn_layers": [1]},
+        },
+    ),
     "glm4": ("glm4", {}),
     "glm4_moe": ("glm4_moe", {}),
     "glm4_moe_lite": ("glm4_moe_lite", {}),

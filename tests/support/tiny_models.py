@@ -559,6 +559,20 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "deepseek_v3": ("DeepseekV3", {**TINY_LATENT, **TINY_GROUPS}),
+    "kimi_linear": (
+        "KimiLinear",
+        {
+            **TINY_LATENT,
+            **TINY_GROUPS,
+            "num_hidden_layers": 4,
+            "q_lora_rank": None,
+            "n_routed_experts": None,
+            "num_local_experts": 8,
+            "linear_num_heads": 4,
+            "linear_head_dim": 12,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+        },
+    ),
     "glm4": ("Glm4", {**TINY_GATED, "head_dim": 24}),
     "glm4_moe": (
         "Glm4Moe",
@@ -684,6 +698,7 @@ olmo_hybrid     .       .       .      .     .         .        .       .      x
 qwen3_next      .       .       .      .     .         .        .       .      .        .
 deepseek_v2     .       .       .      .     .         .        .       .      .        .
 deepseek_v3     x       .       .      .     .         .        .       .      x        x
+kimi_linear     x       .       .      x     .         .        x       .      x        x
 glm4            .       .       .      .     .         .        .       .      .        .
 glm4_moe        .       .       .      .     .         .        .       .      .        .
 glm4_moe_lite   x       x       x      .     .         .        .       .      .        .

@@ -124,11 +124,13 @@ class DeepseekConfigReader(LlamaConfigReader):
 
     Attributes:
         rotates_part: whether `head_dim` is the size of both parts of a head, of which a share is rotated (Mistral 4).
+        has_head_size: whether the size of a head in files has a meaning. That of Kimi Linear has none.
     """
 
     has_latent: bool = True
     experts: ExpertsReader | None = read_routed_experts
     rotates_part: bool = False
+    has_head_size: bool = True
 
     def __call__(self, fields: ConfigFields) -> ModelConfig:
         if isinstance(fields, GGUFHeader):
@@ -139,7 +141,7 @@ class DeepseekConfigReader(LlamaConfigReader):
         sizes = self.read_sizes(fields)
         for key, only in (
             ("num_key_value_heads", sizes.num_heads),
-            ("head_dim", head_dim),
+            ("head_dim", head_dim if self.has_head_size else fields.get("head_dim")),
             ("qk_head_dim", plain + rotary),
         ):
             fields.allow_only(key, only, f"the other fields of latent attention require {only}")
@@ -162,7 +164,7 @@ class DeepseekConfigReader(LlamaConfigReader):
         suffix = "_mla" if header.get("attention.key_length_mla") is not None else ""
         rotary, rank = header.integer("rope.dimension_count"), header.integer("attention.kv_lora_rank")
         plain = header.integer(f"attention.key_length{suffix}", low=rotary + 1) - rotary
-        if suffix:
+        if suffix and self.has_head_size:
             for key, size in (("attention.key_length", rank + rotary), ("attention.value_length", rank)):
                 header.allow_only(key, size, f"attention.kv_lora_rank and rope.dimension_count require {size}")
         scale, rope = (plain + rotary) ** -0.5, sizes.rope
@@ -178,7 +180,7 @@ class DeepseekConfigReader(LlamaConfigReader):
             rotary_dim=rotary,
             value_dim=header.integer(f"attention.value_length{suffix}"),
             is_interleaved=header.flag("rope_interleave", True),
-            has_split_heads="blk.0.attn_k_b.weight" in header.tensor_names,
+            has_split_heads=any(name.endswith(".attn_k_b.weight") for name in header.tensor_names),
         ).declare()
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
