@@ -68,6 +68,24 @@ def test_every_tensor_is_read(tiny_model_dir: TinyModelDir, arch: str, max_shard
     assert all(re.search(r"norm|scal|bias|sinks|conv|A_log", name) for name in weights.unused())
 
 
+def test_a_convolution_in_parts_of_any_size(copy: Callable[..., Path]) -> None:
+    """transformers 5.24 saves equal thirds; the published files have the widths of q, k and v."""
+    folder = copy("olmo_hybrid")
+    path, tensors = folder / "model.safetensors", load_file(folder / "model.safetensors")
+    names = [f"model.layers.0.linear_attn.{part}_conv1d.weight" for part in "qkv"]
+    assert [len(tensors[name]) for name in names] == [48, 48, 48]
+    whole = torch.cat([tensors[name] for name in names])
+    parts = whole.split([32, 32, 80])
+    for kept, rows in ((whole, tensors), (whole, dict(zip(names, parts, strict=True))), (None, {names[2]: parts[0]})):
+        save_file({**tensors, **{name: rows[name].contiguous() for name in names if name in rows}}, path)
+        weights = open_folder(folder)
+        if kept is not None:
+            assert torch.equal(weights.tensor("model.layers.0.linear_attn.conv1d.weight", (144, 1, 4)), kept)
+            assert not set(names) & set(weights.unused())
+    with pytest.raises(ModelLoadError, match=r"v_conv1d.weight have 128 rows together, .* requires 144; use the conf"):
+        weights.tensor("model.layers.0.linear_attn.conv1d.weight", (144, 1, 4))
+
+
 @pytest.mark.parametrize("arch", architectures_with("names"))
 @loop_over("max_shard_size", ["1GB", "40KB"])
 def test_tensors_equal_the_state_dict(tiny_model_dir: TinyModelDir, arch: str, max_shard_size: str) -> None:

@@ -525,9 +525,9 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **TINY_GATED,
             "num_hidden_layers": 4,
-            "linear_num_key_heads": 4,  # transformers writes a convolution of three equal parts
-            "linear_key_head_dim": 12,
-            "linear_value_head_dim": 12,
+            "linear_num_key_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 20,
             "layer_types": ["linear_attention", "full_attention"] * 2,
         },
     ),

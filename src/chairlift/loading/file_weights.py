@@ -6,7 +6,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -57,6 +57,8 @@ class FileWeights(ABC):
         rules = (layer.recurrence.gated_delta for layer in config.layers if layer.recurrence is not None)
         stored = (*(latent.stored for latent in latents if latent), *(rule.stored for rule in rules if rule))
         self._parts = {name: part for parts in stored for name, part in parts.items()}
+        recurrences = (layer.recurrence for layer in config.layers if layer.recurrence is not None)
+        self._joined = {f"{each.convolution.name}.weight": each.convolution.parts for each in recurrences}
 
     @abstractmethod
     def _places(self, name: str) -> list[StoredName]:
@@ -98,11 +100,27 @@ class FileWeights(ABC):
         return self
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        if parts := self._joined.get(name):
+            return self._join(parts, shape)
         stored = self._find(name, shape)
         tensor = self._read(stored)
         if stored.part is not None and stored.part.is_transposed:
             tensor = tensor.t()
         return tensor.reshape(shape).to(device=self.device, dtype=self.dtype).contiguous()
+
+    def _join(self, parts: Sequence[str], shape: tuple[int, ...]) -> torch.Tensor:
+        """Read a tensor whose rows are those of several tensors, in any division: transformers 5.24 saves the
+        convolution of q, k and v in three equal parts, also where v is wider."""
+        places = [self._place(f"{name}.weight") for name in parts]
+        counts = [math.prod(self._shape(place.name)) // math.prod(shape[1:]) for place in places]
+        if sum(counts) != shape[0]:
+            names = ", ".join(place.name for place in places)
+            raise ModelLoadError(
+                f"{self.path}: the tensors {names} have {sum(counts)} rows together, but the configuration requires "
+                f"{shape[0]}; use the configuration that belongs to the weights"
+            )
+        named = zip(parts, counts, strict=True)
+        return torch.cat([self.tensor(f"{name}.weight", (count, *shape[1:])) for name, count in named])
 
     def packed(self, name: str, shape: tuple[int, int]) -> PackedRows:
         stored = self._find(name, shape)
@@ -122,11 +140,14 @@ class FileWeights(ABC):
 
     def _find(self, name: str, shape: tuple[int, ...]) -> StoredName:
         """Return the place of the parameter in the file, check its shape, and record that it is read."""
+        return self._check_shape(self._place(name), shape)
+
+    def _place(self, name: str) -> StoredName:
         places, names = self._places(name), self._names()
         stored = next((place for place in places if place.name in names), None)
         if stored is None:
             raise self._missing(places[0].name if places else name)
-        return self._check_shape(stored, shape)
+        return stored
 
     def _missing(self, file_name: str) -> ModelLoadError:
         return ModelLoadError(

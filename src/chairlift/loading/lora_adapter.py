@@ -354,7 +354,7 @@ def _other_modules(config: ModelConfig) -> dict[str, str]:
         for name, _ in matrix.parts
     }
     for recurrence in (layer.recurrence for layer in config.layers if layer.recurrence is not None):
-        names = (recurrence.convolution.name, *(name for name, _ in recurrence.convolution.parts))
+        names = (recurrence.convolution.name, *recurrence.convolution.parts)
         kinds |= dict.fromkeys(names, "a convolution")
     return {
         stored.name.removesuffix(".weight"): kind

@@ -187,9 +187,7 @@ class LayerBuilder:
 
     def _recurrence(self, spec: RecurrenceSpec) -> Recurrence:
         conv, rule = spec.convolution, spec.rule
-        parts = conv.parts or ((conv.name, conv.channels),)
-        weights = [self.weights.tensor(f"{name}.weight", (size, 1, conv.width)).squeeze(1) for name, size in parts]
-        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        weight = self.weights.tensor(f"{conv.name}.weight", (conv.channels, 1, conv.width)).squeeze(1)
         bias = self.weights.tensor(f"{conv.name}.bias", (conv.channels,)) if conv.has_bias else None
         convolution = Convolution(weight, bias)
         if rule is None:

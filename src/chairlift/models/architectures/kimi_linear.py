@@ -102,7 +102,7 @@ def _declare_delta(delta: DeltaSizes, sizes: LlamaSizes, index: int) -> Recurren
         NormSpec("rms_norm", f"{prefix}.o_norm", delta.value_dim, sizes.norm_eps),
         [(f"{name}_proj", width) for name, width in widths.items()],
         "o_proj",
-        convolutions=[(f"{name}_conv1d", values) for name in "qkv"],
+        convolutions=[f"{name}_conv1d" for name in "qkv"],
         gates=[("f_b_proj", rank), ("g_b_proj", rank)],
     )
 

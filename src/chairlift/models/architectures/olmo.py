@@ -80,7 +80,7 @@ def _declare_delta(delta: DeltaSizes, hidden_size: int, index: int) -> Recurrenc
         NormSpec("rms_norm", f"{prefix}.o_norm", delta.value_dim, DELTA_NORM_EPS),
         [(f"{name}_proj", size) for name, size in inputs.items()],
         "o_proj",
-        convolutions=[(f"{name}_conv1d", inputs[name]) for name in "qkv"],
+        convolutions=[f"{name}_conv1d" for name in "qkv"],
     )
 
 

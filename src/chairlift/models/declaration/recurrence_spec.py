@@ -16,14 +16,14 @@ class ConvolutionSpec:
 
     Attributes:
         name: its parameters are `<name>.weight` [channels, 1, width] and, with `has_bias`, `<name>.bias` [channels].
-        parts: (name, channels) of the weights that its own consists of; empty for one weight.
+        parts: the names of the weights whose rows are those of its own, one below the other; empty for one weight.
     """
 
     name: str
     channels: int
     width: int
     has_bias: bool = False
-    parts: tuple[tuple[str, int], ...] = ()
+    parts: tuple[str, ...] = ()
 
     @property
     def num_values(self) -> int:

@@ -34,15 +34,15 @@ class DeltaSizes(GatedDeltaSizes):
         inputs: Parts,
         output: str,
         *,
-        convolutions: Parts = (),
+        convolutions: Sequence[str] = (),
         gates: Parts = (),
         grouped_rows: tuple[tuple[str, tuple[int, ...]], ...] = (),
     ) -> RecurrenceSpec:
         """Return the declaration of one layer, whose parameters begin with `prefix`, as do these names.
 
         Args:
-            inputs, convolutions: the names and widths of the matrices of the input, and of the weights that make up the
-                convolution.
+            inputs: the names and widths of the matrices of the input.
+            convolutions: the names of the weights that make up the convolution.
             norm: see GatedDeltaSpec.
             gates: the names of the matrices of `RecurrenceSpec.gates`, and the widths of their inputs.
             grouped_rows: the names of the matrices of the input whose rows are grouped by key head in files, and the
@@ -56,7 +56,12 @@ class DeltaSizes(GatedDeltaSizes):
         return RecurrenceSpec(
             input=MatrixSpec(RECURRENCE, "delta_in", parts(inputs), hidden_size),
             output=MatrixSpec(RECURRENCE, "delta_out", parts([(output, hidden_size)]), self.out_features),
-            convolution=ConvolutionSpec(f"{prefix}.conv1d", self.num_channels, self.width, parts=parts(convolutions)),
+            convolution=ConvolutionSpec(
+                f"{prefix}.conv1d",
+                self.num_channels,
+                self.width,
+                parts=tuple(f"{prefix}.{name}" for name in convolutions),
+            ),
             gated_delta=GatedDeltaSpec(name=prefix, norm=norm, stored=stored, **sizes_of(GatedDeltaSizes, self)),
             gates=tuple(
                 MatrixSpec(RECURRENCE, "delta_gate", ((name, out),), rank)
