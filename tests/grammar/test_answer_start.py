@@ -6,9 +6,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from chairlift.grammar.answer_start import AnswerStart
-from chairlift.server.tools.answer_formats import REASONING_FORMATS
+from chairlift.server.tools.answer_formats import HARMONY, REASONING_FORMATS, TOOL_CALL_FORMATS
 from chairlift.server.tools.answer_parser import AnswerParser, PlainTextParser
-from chairlift.server.tools.harmony_parser import BEFORE_ANSWER, HarmonyParser
+from chairlift.server.tools.channel_parser import ChannelParser
 from chairlift.server.tools.reasoning_parser import AnswerTagParser, ReasoningParser
 from chairlift.structured_outputs import Reasoning
 from support.case_loop import loop_over
@@ -67,9 +67,9 @@ def test_the_answer_is_the_content_of_the_parsers(name: str, is_inside: bool, da
 )
 def test_harmony(text: str, expected: str) -> None:
     for pieces in ([text], list(text)):
-        assert divided(BEFORE_ANSWER, pieces)[1] == expected
+        assert divided(HARMONY.before_answer, pieces)[1] == expected
     if expected == "Yes.":
-        assert parsed(HarmonyParser(frozenset()), text) == expected
+        assert parsed(ChannelParser(TOOL_CALL_FORMATS["openai"], frozenset()), text) == expected
 
 
 def test_little_text_is_held_back() -> None:

@@ -33,8 +33,14 @@ SCHEMA: Final[dict[str, Any]] = {
         "o": {"type": "object"},
         "id": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
         "size": {"type": ["number", "string"]},
+        "edits": {
+            "type": "array",
+            "items": {"type": "object", "properties": {"id": {"type": "string"}, "old": {"type": "string"}}},
+        },
+        "tree": {"$ref": "#/$defs/tree"},
         "maybe": {"type": ["string", "null"]},
-    }
+    },
+    "$defs": {"tree": {"properties": {"name": {"type": "string"}, "tree": {"$ref": "#/$defs/tree"}}}},
 }
 NAMES: Final = ("f", "get_weather", "mcp:search", "functions-2.list", "g")
 """The declared tools, all with this schema. Arguments that it does not name have no declared type."""
@@ -107,8 +113,26 @@ GLM: Final = "<tool_call>f\n<arg_key>%s</arg_key>\n<arg_value>%s</arg_value>\n</
 MINIMAX: Final = (
     '<minimax:tool_call>\n<invoke name="f">\n<parameter name="%s">%s</parameter>\n</invoke>\n</minimax:tool_call>'
 )
+HUNYUAN: Final = (
+    "<tool_calls:opensource>\n<tool_call:opensource>f<tool_sep:opensource>\n<arg_key:opensource>%s</arg_key:opensource>\n"
+    "<arg_value:opensource>%s</arg_value:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>"
+)
+SOLAR: Final = "<|tool_call:start|>f\n<|tool_arg:start|>%s<|tool_arg:value|>%s<|tool_arg:end|>\n<|tool_call:end|>"
+ATEM: Final = (
+    '<atem:function_calls>\n<atem:invoke name="f">\n<atem:parameter name="%s">%s</atem:parameter>\n</atem:invoke>\n'
+    "</atem:function_calls><|eom|>"
+)
 MINICPM: Final = '<function name="f"><param name="%s">%s</param></function>'
-TAGGED: Final = {"qwen3_coder": CODER, "seed_oss": SEED, "glm45": GLM, "minimax_m2": MINIMAX, "minicpm5": MINICPM}
+TAGGED: Final = {
+    "qwen3_coder": CODER,
+    "seed_oss": SEED,
+    "glm45": GLM,
+    "minimax_m2": MINIMAX,
+    "minicpm5": MINICPM,
+    "hy_v3": HUNYUAN,
+    "solar_open2": SOLAR,
+    "muse_glimmer": " to=f<|message|>" + ATEM,
+}
 TAGGED_VALUES: Final[list[tuple[str, str, Any]]] = [
     ("id", "1e5", "1e5"),
     ("id", "17", 17),
@@ -145,6 +169,76 @@ TAGS: Final = [
     if "<" not in text
 ]
 
+M3: Final = "]<]minimax[>["
+M3_CALL: Final = f'{M3}<tool_call>\n{M3}<invoke name="f">\n%s{M3}</invoke>\n{M3}</tool_call>'
+
+
+def nested(name: str, *parts: str) -> str:
+    return f"{M3}<{name}>{''.join(parts)}{M3}</{name}>"
+
+
+NESTED: Final = [
+    Answer("minimax_m3", M3_CALL % nested(key, text), [f(**{key: value})]) for key, text, value in TAGGED_VALUES
+] + [
+    Answer("minimax_m3", M3_CALL % text, [f(**arguments)])
+    for text, arguments in (
+        ("", {}),
+        (nested("s", "") + "\n" + nested("l", "") + "\n" + nested("o", "") + "\n", {"s": "", "l": [], "o": {}}),
+        (nested("l", nested("item", "1"), nested("item", "a b")), {"l": [1, "a b"]}),
+        (
+            nested("l", nested("item", nested("item", "2.5")), nested("item", nested("k", "v"))),
+            {"l": [[2.5], {"k": "v"}]},
+        ),
+        (nested("o", nested("o", nested("o", "x")), nested("b", " y\n")), {"o": {"o": {"o": "x"}, "b": " y\n"}}),
+        (nested("o", nested("item", "1")), {"o": {"item": 1}}),
+        (nested("o", nested("a", "1"), nested("a", "2")), {"o": {"a": [1, 2]}}),
+        (
+            nested("edits", "\n", nested("item", nested("id", "007"), nested("old", "5")), "\n"),
+            {"edits": [{"id": "007", "old": "5"}]},
+        ),
+        (
+            nested("tree", nested("name", "1"), nested("tree", nested("name", "2"))),
+            {"tree": {"name": "1", "tree": {"name": "2"}}},
+        ),
+        (nested("s", "</s> <item>"), {"s": "</s> <item>"}),
+    )
+]
+
+TYPED_VALUES: Final[list[tuple[str, str, str, Any]]] = [
+    ("id", "17", "string", "17"),
+    ("id", "17", "number", 17),
+    ("other", "5", "string", "5"),
+    ("other", "5", "number", 5),
+    ("other", "true", "string", "true"),
+    ("other", "true", "boolean", True),
+    ("other", "null", "null", None),
+    ("other", "007", "string", "007"),
+    ("other", '[1, "a"]', "array", [1, "a"]),
+    ("other", '[1, "a"]', "string", '[1, "a"]'),
+    ("other", '{"a": {"b": null}}', "object", {"a": {"b": None}}),
+    ("other", " a\n<b> ", "string", " a\n<b> "),
+    ("other", "a b", "object", "a b"),
+    ("s", "5", "number", "5"),
+    ("n", "5", "string", 5),
+    ("maybe", "null", "string", "null"),
+    ("maybe", "null", "null", None),
+    ("other", "", "string", ""),
+]
+DSML: Final = (
+    '<｜DSML｜%s>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="%s" string="%s">%s</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n</｜DSML｜%s>"
+)
+XTML: Final = (
+    '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>argument key="%s" type="%s"<|sep|>%s'
+    "<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>"
+)
+DSML_WRAPPERS: Final = {"deepseek_v32": "function_calls", "deepseek_v4": "tool_calls"}
+TYPED: Final = [
+    Answer(form, DSML % (wrapper, key, "true" if kind == "string" else "false", text, wrapper), [f(**{key: value})])
+    for form, wrapper in DSML_WRAPPERS.items()
+    for key, text, kind, value in TYPED_VALUES
+] + [Answer("kimi_k3", XTML % (key, kind, text), [f(**{key: value})]) for key, text, kind, value in TYPED_VALUES]
+
 LISTED: Final = {
     "mistral": "[TOOL_CALLS] [%s]",
     "granite": "<|tool_call|>[%s]",
@@ -158,6 +252,12 @@ LISTED: Final = {
     "pythonic": "```json\n[%s]\n```",
     "qwen3_coder": "<tool_call>\n%s\n</tool_call>",
     "glm45": "<tool_call>%s</tool_call>",
+    "apertus": "<|tools_prefix|>[%s]<|tools_suffix|>",
+    "solar_open": "<|tool_calls|>%s<|calls|>",
+    "gigachat3": "function call<|role_sep|>\n%s<|message_sep|>",
+    "deepseek_v4": "<｜DSML｜tool_calls>%s</｜DSML｜tool_calls>",
+    "minimax_m3": f"{M3}<tool_call>%s{M3}</tool_call>",
+    "hy_v3": "<tool_calls:opensource>%s</tool_calls:opensource>",
 }
 LONG: Final = "word " * 2000
 LISTS: Final = [
@@ -171,6 +271,135 @@ LISTS: Final = [
         Answer(form, shape % '{"name": "f"}'),
     )
     if not (form == "llama3_json" and answer.text.endswith("Done."))
+]
+
+THINK: Final = "<|open|>think<|sep|>%s<|close|>think<|sep|>"
+RESPONSE: Final = "<|open|>response<|sep|>%s<|close|>response<|sep|>"
+SELF: Final = " to=self<|message|>Hm. \n<|eom|><|start|>assistant"
+CONTENT: Final = "<|begin|>assistant<|content|>%s<|end|>"
+SOLAR_CALL: Final = '<|tool_call:begin|>%s<|tool_call:name|>f<|tool_call:args|>{"n": 1}<|tool_call:end|>'
+RECENT: Final = [
+    Answer(
+        "deepseek_v32",
+        "So: " + DSML % ("function_calls", "n", "false", "1", "function_calls") + "\nDone.",
+        [f(n=1)],
+        "So:\nDone.",
+    ),
+    Answer(
+        "qwen3+deepseek_v4",
+        "<think>Hm.</think>\n\n" + DSML % ("tool_calls", "n", "false", "1", "tool_calls"),
+        [f(n=1)],
+        "",
+        "Hm.",
+    ),
+    Answer(
+        "deepseek_v4",
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="g">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+        [("g", {})],
+    ),
+    Answer(
+        "deepseek_v4", '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="unknown">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>'
+    ),
+    Answer(
+        "deepseek_v4",
+        '<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="s" string="true">ab</｜DSML｜parameter>\n',
+        [f(s="ab")],
+    ),
+    Answer("minimax_m3+minimax_m3", "<mm:think>Hm.\n</mm:think>\n" + M3_CALL % nested("n", "1"), [f(n=1)], "", "Hm."),
+    Answer("minimax_m3+minimax_m3", "</mm:think>Yes.", [], "Yes."),
+    Answer("minimax_m3", M3_CALL % nested("n", "1") + "\nDone.", [f(n=1)], "Done."),
+    Answer("minimax_m3", "a ]<] b ]<]minimax[>[ c"),
+    Answer(
+        "kimi_k3+kimi_k3",
+        THINK % "Hm. " + RESPONSE % "" + XTML % ("n", "number", "1") + "<|close|>message<|sep|>",
+        [f(n=1)],
+        "",
+        "Hm. ",
+    ),
+    Answer("kimi_k3+kimi_k3", THINK % "Hm." + RESPONSE % "Yes." + "<|close|>message<|sep|>", [], "Yes.", "Hm."),
+    Answer("kimi_k3+kimi_k3", "Yes.<|close|>response<|sep|>" + XTML % ("s", "string", "a"), [f(s="a")], "Yes."),
+    Answer("hy_v3+hy_v3", "<think:opensource>Hm.</think:opensource>" + HUNYUAN % ("n", "1"), [f(n=1)], "", "Hm."),
+    Answer(
+        "hy_v3",
+        "<tool_calls:opensource><tool_call:opensource>f<tool_sep:opensource></tool_call:opensource></tool_calls:opensource>",
+        [f()],
+    ),
+    Answer("hy_v3", HUNYUAN.replace("<tool_sep:opensource>\n", "") % ("s", "a"), [f(s="a")]),
+    Answer(
+        "apertus",
+        'So: <|tools_prefix|>[{"f": {"n": 1}}, {"get_weather": {"city": "Paris"}}]<|tools_suffix|>',
+        [f(n=1), PARIS],
+        "So:",
+    ),
+    Answer("apertus", '<|tools_prefix|>[{"f": {}}]<|tools_suffix|>\nDone.', [f()], "Done."),
+    Answer("apertus", '<|tools_prefix|>[{"unknown": {}}]<|tools_suffix|>'),
+    Answer(
+        "apertus+apertus",
+        '<|inner_prefix|>Hm. <|inner_suffix|><|tools_prefix|>[{"f": {"n": 1}}]<|tools_suffix|>',
+        [f(n=1)],
+        "",
+        "Hm. ",
+    ),
+    Answer(
+        "apertus+apertus", '<|inner_prefix|>Hm. <|tools_prefix|>[{"f": {"n": 1}}]<|tools_suffix|>', [f(n=1)], "", "Hm. "
+    ),
+    Answer("apertus+apertus", "<|inner_prefix|>Hm.<|inner_suffix|>Yes.", [], "Yes.", "Hm."),
+    Answer(
+        "gigachat3", f"So.<|message_sep|>\n\nfunction call<|role_sep|>\n{WEATHER}<|message_sep|>\n\n", [PARIS], "So."
+    ),
+    Answer("gigachat3", f"<|function_call|>{WEATHER}", [PARIS]),
+    Answer("solar_open+solar_open", f"<|think|>Hm.<|end|>{CONTENT % 'Yes.'}", [], "Yes.", "Hm."),
+    Answer(
+        "solar_open+solar_open",
+        f"<|think|>Hm.<|end|>{CONTENT % 'So.'}<|begin|>assistant<|tool_calls|>{SOLAR_CALL % 'a1'}{SOLAR_CALL % 'b2'}"
+        "<|calls|>",
+        [f(n=1), f(n=1)],
+        "So.",
+        "Hm.",
+    ),
+    Answer("solar_open+solar_open", "<|content|>Yes.<|end|>", [], "Yes."),
+    Answer("solar_open", f"<|tool_calls|>{SOLAR_CALL % ''}", [f(n=1)]),
+    Answer("solar_open2+solar_open2", "<|think:start|>Hm.<|think:end|>" + SOLAR % ("n", "1"), [f(n=1)], "", "Hm."),
+    Answer("solar_open2", "<|tool_call:start|>f\n<|tool_call:end|>\nDone.", [f()], "Done."),
+    Answer("ernie45+hermes", f"<think>Hm.\n</think>\n\n\n<tool_call>\n{WEATHER}\n</tool_call>\n", [PARIS], "", "Hm."),
+    Answer("ernie45+hermes", "<think>Hm.</think>\n\n<response>\nYes.\n</response>\n", [], "Yes.", "Hm."),
+    Answer("ernie45+hermes", "<think>Hm.</think>\nYes.", [], "Yes.", "Hm."),
+    Answer("muse_glimmer", SELF + " to=f<|message|>" + ATEM % ("n", "1"), [f(n=1)], "", "Hm."),
+    Answer(
+        "muse_glimmer",
+        f"{SELF} to=f<|message|>{ATEM % ('n', '1')}<|start|>assistant to=f<|message|>{ATEM % ('s', '5')}",
+        [f(n=1), f(s="5")],
+        "",
+        "Hm.",
+    ),
+    Answer(
+        "muse_glimmer", SELF + " to=f.f<|message|>" + ATEM.replace('"f"', '"f.f"') % ("n", "1"), [f(n=1)], "", "Hm."
+    ),
+    Answer("muse_glimmer", SELF + " to=user<|message|>Yes.<|eot|>", [], "Yes.", "Hm."),
+    Answer(
+        "muse_glimmer",
+        SELF + " to=user<|message|>" + ATEM % ("n", "1"),
+        [],
+        (ATEM % ("n", "1")).removesuffix("<|eom|>"),
+        "Hm.",
+    ),
+    Answer(
+        "muse_glimmer", " to=self<|message|>" + ATEM % ("n", "1"), [], "", (ATEM % ("n", "1")).removesuffix("<|eom|>")
+    ),
+    Answer(
+        "muse_glimmer",
+        " to=user<|message|>Let me look.<|eom|><|start|>assistant to=f<|message|>" + ATEM % ("n", "1"),
+        [f(n=1)],
+        "Let me look.",
+    ),
+    Answer("muse_glimmer", "<|message|>Yes.<|eot|>", [], "Yes."),
+    Answer(
+        "mistral+mistral",
+        '[THINK]Hm.[/THINK]So.[TOOL_CALLS]f[ARGS]{"n": 1}[TOOL_CALLS]g[ARGS]{}',
+        [f(n=1), ("g", {})],
+        "So.",
+        "Hm.",
+    ),
 ]
 
 HARMONY: Final = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>%s<|call|>"
@@ -354,4 +583,4 @@ OTHERS: Final = [
     Answer("apriel+hunyuan_a13b", f"{STEPS}\nHm.\n<tool_calls>[{WEATHER}]</tool_calls>", [PARIS], "", "Hm."),
 ]
 
-CORPUS: Final = [*PYTHON, *TAGS, *LISTS, *OTHERS]
+CORPUS: Final = [*PYTHON, *TAGS, *NESTED, *TYPED, *LISTS, *RECENT, *OTHERS]

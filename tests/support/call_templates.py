@@ -155,6 +155,138 @@ PLAIN_LFM2: Final = f"""\
 {{{{ m.content }}}}{END}"""
 """The template of LFM2, which reads tools but does not write calls."""
 
+DSML: Final = """\
+{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}\
+{% if m.role == 'user' %}{{ '<｜User｜>' + m.content + '<｜Assistant｜>' }}\
+{{ '<think>' if loop.last and enable_thinking is not false else '</think>' }}\
+{% elif m.role == 'tool' %}<function_results><result>{{ m.content }}</result></function_results>\
+{{ '\\n\\n<think>' if loop.last else '' }}\
+{% elif m.role == 'assistant' %}{{ m.content }}{% if m.tool_calls %}{{ '\\n\\n<｜DSML｜WRAPPER>' }}\
+{% for c in m.tool_calls %}{{ '\\n<｜DSML｜invoke name="' + c.function.name + '">\\n' }}\
+{% for k, v in c.function.arguments.items() %}<｜DSML｜parameter name="{{ k }}" \
+string="{{ 'true' if v is string else 'false' }}">{{ v if v is string else v | tojson(ensure_ascii=False) }}\
+{{ '</｜DSML｜parameter>\\n' }}{% endfor %}</｜DSML｜invoke>{% endfor %}{{ '\\n</｜DSML｜WRAPPER>' }}{% endif %}\
+{{ '<｜end▁of▁sentence｜>' }}{% endif %}{% endfor %}"""
+
+MINIMAX_M3: Final = f"""\
+{{%- set mark = ']<]minimax[>[' -%}}
+{{%- macro written(v) -%}}{{%- if v is mapping -%}}{{%- for k, each in v.items() -%}}\
+{{{{ mark + '<' + k + '>' }}}}{{{{ written(each) }}}}{{{{ mark + '</' + k + '>' }}}}{{%- endfor -%}}\
+{{%- elif v is sequence and v is not string -%}}{{%- for each in v -%}}\
+{{{{ mark + '<item>' }}}}{{{{ written(each) }}}}{{{{ mark + '</item>' }}}}{{%- endfor -%}}\
+{{%- else -%}}{{{{ v if v is string else v | tojson(ensure_ascii=False) }}}}{{%- endif -%}}{{%- endmacro -%}}
+{START}{{% if m.tool_calls %}}{{{{ mark + '<tool_call>\\n' }}}}\
+{CALLS}{{{{ mark + '<invoke name="' + f.name + '">\\n' }}}}{{% for k, v in f.arguments.items() %}}\
+{{{{ mark + '<' + k + '>' }}}}{{{{ written(v) }}}}{{{{ mark + '</' + k + '>\\n' }}}}{{% endfor %}}\
+{{{{ mark + '</invoke>\\n' }}}}{{% endfor %}}{{{{ mark + '</tool_call>' }}}}{{% endif %}}{END}\
+{{% if thinking %}}<mm:think>{{% endif %}}{{# </mm:think> #}}"""
+
+KIMI_K3: Final = """\
+{%- macro open(tag, attributes={}) -%}{{ '<|open|>' + tag }}\
+{%- for k, v in attributes.items() -%}{{ ' ' + k + '="' }}{{ v }}{{ '"' }}{%- endfor -%}{{ '<|sep|>' }}{%- endmacro -%}
+{%- macro close(tag) -%}{{ '<|close|>' + tag + '<|sep|>' }}{%- endmacro -%}
+{%- macro kind(v) -%}{%- if v is boolean -%}boolean{%- elif v is none -%}null{%- elif v is number -%}number\
+{%- elif v is string -%}string{%- elif v is mapping -%}object{%- else -%}array{%- endif -%}{%- endmacro -%}
+{%- if tools -%}{{ open('message', {'role': 'system', 'type': 'tool-declare'}) }}{{ tools | tojson }}\
+{{ close('message') + '<|end_of_msg|>' }}{%- endif -%}
+{%- for m in messages -%}{{ open('message', {'role': m.role}) }}\
+{%- if m.role == 'assistant' -%}{{ open('think') }}{{ m.reasoning_content or '' }}{{ close('think') }}\
+{{ open('response') }}{{ m.content or '' }}{{ close('response') }}\
+{%- if m.tool_calls -%}{{ open('tools') }}\
+{%- for c in m.tool_calls -%}{{ open('call', {'tool': c.function.name, 'index': loop.index}) }}\
+{%- for k, v in c.function.arguments.items() -%}{{ open('argument', {'key': k, 'type': kind(v)}) }}\
+{{ v if v is string else v | tojson(ensure_ascii=false) }}{{ close('argument') }}{%- endfor -%}{{ close('call') }}\
+{%- endfor -%}{{ close('tools') }}{%- endif -%}\
+{%- else -%}{{ m.content }}{%- endif -%}{{ close('message') + '<|end_of_msg|>' }}{%- endfor -%}
+{%- if add_generation_prompt -%}{{ open('message', {'role': 'assistant'}) }}\
+{{ open('response' if thinking is false else 'think') }}{%- endif -%}"""
+
+HUNYUAN_V3: Final = """\
+{%- set HYTK = ':opensource' -%}{%- set sep = '<tool_sep{}>'.format(HYTK) -%}
+{%- macro tag(name) -%}{{ '<{}{}>'.format(name, HYTK) }}{%- endmacro -%}
+{%- for m in messages -%}{{ '<｜hy_' + m.role + HYTK + '｜>' }}{{ m.content or '' }}\
+{%- if m.tool_calls -%}{{ tag('tool_calls') + '\\n' }}{%- for c in m.tool_calls -%}\
+{{ tag('tool_call') + c.function.name + sep + '\\n' }}{%- for k, v in c.function.arguments.items() -%}\
+{{ tag('arg_key') + k + tag('/arg_key') + '\\n' + tag('arg_value') }}\
+{{ v if v is string else v | tojson(ensure_ascii=False) }}{{ tag('/arg_value') + '\\n' }}{%- endfor -%}\
+{{ tag('/tool_call') + '\\n' }}{%- endfor -%}{{ tag('/tool_calls') }}{%- endif -%}{%- endfor -%}\
+{%- if tools -%}{{ tools | tojson }}{%- endif -%}\
+{%- if add_generation_prompt -%}{{ '<｜hy_assistant' + HYTK + '｜>' }}\
+{{ tag('think') + tag('/think') if reasoning_effort == 'no_think' else tag('think') }}{%- endif -%}"""
+
+APERTUS: Final = """\
+{%- set ns = namespace(is_open=false, has_results=false) -%}
+{{ bos_token }}<|developer_start|>{{ tools | tojson if tools else 'disabled' }}<|developer_end|>
+{%- for m in messages -%}{%- if m.role == 'user' -%}{{ ']' if ns.has_results }}\
+{{ '<|assistant_end|>' if ns.is_open }}\
+{%- set ns.is_open = false -%}{%- set ns.has_results = false -%}<|user_start|>{{ m.content }}<|user_end|>
+{%- elif m.role == 'assistant' -%}{{ ']' if ns.has_results }}{%- set ns.has_results = false -%}\
+{%- if not ns.is_open -%}<|assistant_start|>{%- endif -%}{%- set ns.is_open = true -%}{{ m.content + '' }}\
+{%- if m.tool_calls -%}<|tools_prefix|>[{%- for c in m.tool_calls -%}\
+{{ '{"' + c.function.name + '": ' + c.function.arguments + '}' }}{{ ', ' if not loop.last }}\
+{%- endfor -%}]<|tools_suffix|>\
+{%- endif -%}{%- else -%}{{ ', ' if ns.has_results else '[' }}\
+{%- set ns.has_results = true -%}{{ m.content }}{%- endif -%}
+{%- endfor -%}{%- if add_generation_prompt and not ns.is_open -%}<|assistant_start|>{%- endif -%}
+{#- <|inner_prefix|> <|inner_suffix|> -#}"""
+
+GIGACHAT3: Final = """\
+{%- macro turn(role, content) -%}{{ role + '<|role_sep|>\\n' }}{{ content }}\
+{{ '<|message_sep|>\\n\\n' }}{%- endmacro -%}
+{{ bos_token }}{%- if tools -%}{{ turn('function descriptions', tools | tojson) }}{%- endif -%}
+{%- for m in messages -%}{{ turn('function result' if m.role == 'tool' else m.role, m.content or '') }}\
+{%- if m.tool_calls -%}{%- set f = m.tool_calls[0].function -%}\
+{%- set arguments = f.arguments | tojson(ensure_ascii=False) -%}\
+{{ turn('function call', '{"name": "' + f.name + '", "arguments": ' + arguments + '}') }}\
+{%- endif -%}{%- endfor -%}{%- if add_generation_prompt -%}{{ 'assistant<|role_sep|>\\n' }}{%- endif -%}"""
+
+SOLAR_OPEN: Final = """\
+{{ bos_token }}{%- if tools -%}<|begin|>system<|content|>{{ tools | tojson }}<|end|>{%- endif -%}
+{%- for m in messages -%}{%- if m.role == 'assistant' -%}\
+{%- if m.reasoning -%}<|begin|>assistant<|think|>{{ m.reasoning }}<|end|>{%- endif -%}\
+{%- if m.content or not m.tool_calls -%}<|begin|>assistant<|content|>{{ m.content }}<|end|>{%- endif -%}\
+{%- if m.tool_calls -%}<|begin|>assistant<|tool_calls|>{%- for c in m.tool_calls -%}\
+<|tool_call:begin|>{{ c.id }}<|tool_call:name|>{{ c.function.name }}<|tool_call:args|>\
+{{ c.function.arguments + '' }}<|tool_call:end|>{%- endfor -%}<|calls|>{%- endif -%}\
+{%- else -%}<|begin|>{{ m.role }}<|content|>{{ m.content }}<|end|>{%- endif -%}{%- endfor -%}\
+{%- if add_generation_prompt -%}<|begin|>assistant{%- endif -%}"""
+
+SOLAR_OPEN2: Final = f"""\
+{START}{CALLS}<|tool_call:start|>{{{{ f.name + '\\n' }}}}\
+{{% for k, v in f.arguments.items() %}}<|tool_arg:start|>{{{{ k }}}}<|tool_arg:value|>\
+{{{{ v if v is string else v | tojson(ensure_ascii=False) }}}}{{{{ '<|tool_arg:end|>\\n' }}}}{{% endfor %}}\
+<|tool_call:end|>{{% endfor %}}{END}<|think:start|>{{% if reasoning_effort == 'low' %}}<|think:end|>{{% endif %}}"""
+
+FIREFUNCTION: Final = """\
+{%- set suffix = 'Answer with functools[{"name": ..., "arguments": ...}]\\n' + functions + '\\nToday is ' + datetime -%}
+{{ bos_token }}{%- for m in messages -%}
+{%- if loop.first -%}{{ '<|start_header_id|>system<|end_header_id|>\\n\\n' + suffix + '<|eot_id|>' }}{%- endif -%}
+{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' + m.content | default('', true) | trim }}\
+{%- if m.tool_calls -%}{%- set ns = namespace(calls=[]) -%}{%- for c in m.tool_calls -%}\
+{%- set ns.calls = ns.calls + ['{"name": "' + c.function.name + '", "arguments": ' + c.function.arguments + '}'] -%}\
+{%- endfor -%}{{ ' functools[' + ns.calls | join(', ') + ']' }}{%- endif -%}{{ '<|eot_id|>' }}{%- endfor -%}
+{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}"""
+
+MUSE_GLIMMER: Final = """\
+{{ bos_token }}{%- if tools -%}{{ '<|start|>system<|message|>' }}{{ tools | tojson }}{{ '<|eot|>' }}{%- endif -%}
+{%- for m in messages -%}{%- if m.role != 'assistant' -%}{{ '<|start|>' + m.role + '<|message|>' }}{{ m.content }}\
+{{ '<|eot|>' }}{%- else -%}{%- if m.reasoning_content -%}\
+{{ '<|start|>assistant to=self<|message|>' + m.reasoning_content + '<|eom|>' }}{%- endif -%}\
+{%- for c in m.tool_calls or [] -%}{{ '<|start|>assistant to=' + c.function.name + '<|message|>' }}\
+{{ '<atem:function_calls>\\n' }}\
+{{ '<atem:invoke name="' + c.function.name + '">\\n' }}{%- for k, v in c.function.arguments.items() -%}\
+{{ '<atem:parameter name="' + k + '">' }}{{ v if v is string else v | tojson(ensure_ascii=False) }}\
+{{ '</atem:parameter>\\n' }}{%- endfor -%}{{ '</atem:invoke>\\n</atem:function_calls>' }}\
+{{ '<|eot|>' if loop.last else '<|eom|>' }}\
+{%- else -%}{{ '<|start|>assistant to=user<|message|>' }}{{ m.content }}{{ '<|eot|>' }}{%- endfor -%}{%- endif -%}
+{%- endfor -%}{%- if add_generation_prompt -%}{{ '<|start|>assistant' }}{%- endif -%}"""
+
+MISTRAL4: Final = """\
+{{ bos_token }}{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}\
+{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}\
+{{ '[TOOL_CALLS]' + c.function.name + '[ARGS]' }}{{ c.function.arguments | tojson(ensure_ascii=False) }}{% endfor %}\
+{{ eos_token }}{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}{# [THINK][/THINK] #}"""
+
 UNKNOWN: Final = f"{START}{CALLS}CALL {{{{ f.name }}}} WITH {{{{ f.arguments }}}} PLEASE{{% endfor %}}{END}"
 
 WRITING: Final[dict[str, tuple[str, str]]] = {
@@ -174,5 +306,17 @@ WRITING: Final[dict[str, tuple[str, str]]] = {
     "hunyuan": ("hunyuan_a13b", HUNYUAN),
     "nemotron": ("nemotron_json", NEMOTRON),
     "minicpm": ("minicpm5", MINICPM),
+    "deepseek_v32": ("deepseek_v32", DSML.replace("WRAPPER", "function_calls")),
+    "deepseek_v4": ("deepseek_v4", DSML.replace("WRAPPER", "tool_calls")),
+    "minimax_m3": ("minimax_m3", MINIMAX_M3),
+    "kimi_k3": ("kimi_k3", KIMI_K3),
+    "hy_v3": ("hy_v3", HUNYUAN_V3),
+    "apertus": ("apertus", APERTUS),
+    "gigachat3": ("gigachat3", GIGACHAT3),
+    "solar_open": ("solar_open", SOLAR_OPEN),
+    "solar_open2": ("solar_open2", SOLAR_OPEN2),
+    "firefunction": ("phi4_mini_json", FIREFUNCTION),
+    "muse_glimmer": ("muse_glimmer", MUSE_GLIMMER),
+    "mistral4": ("mistral", MISTRAL4),
 }
 """Name -> the format of its calls, and the template."""

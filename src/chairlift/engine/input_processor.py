@@ -62,7 +62,7 @@ class NoTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return b""
 
-    def is_special(self, text: str) -> bool:
+    def has_special(self, text: str) -> bool:
         return False
 
 

@@ -40,6 +40,9 @@ ANSWER: Final = "answer"
 """The name of the grammar of the constraint, to which the grammar of tool calls is an alternative."""
 
 CALLS: Final = "calls"
+TAG: Final = re.compile(r"(<[^<>]+>)")
+"""What may be a special token within a marker."""
+
 RELAXABLE: Final = re.compile(r"^// relaxable (.+)\n(\w+): (%json .+|%lark \{\n(?:.+\n)*?\})$", re.MULTILINE)
 """A rule of the grammar of tool calls with the schema of a tool that is not strict."""
 
@@ -117,14 +120,17 @@ def _reasoning_rules(reasoning: Reasoning, tokenizer: Tokenizer, body: str) -> l
     rules = [f"start: {thoughts} {body}", "TEXT: /(.|\\n)*/", "BREAK: /\\n*/"]
     head, *tail = (re.escape(each).replace("/", "\\/") for each in reasoning.closing)
     beginning = f"{head}{''.join(f'({each}' for each in tail[:-1])}{')?' * (len(tail) - 1)}"
-    thought = "TEXT" if tokenizer.is_special(reasoning.closing) else f"(/[^{head}]+/ | /{beginning}/)*"
+    thought = "TEXT" if closing.startswith("<[") else f"(/[^{head}]+/ | /{beginning}/)*"
     attribute = "" if limit is None else f"[max_tokens={limit}]"
     return [*rules, f"rest: thoughts {closing} BREAK", f"thoughts{attribute}: {thought}"]
 
 
 def marker_symbol(text: str, tokenizer: Tokenizer) -> str:
-    """Return a marker as a symbol of Lark: the special token that it is, or else a string."""
-    return f"<[{tokenizer.token_to_id(text)}]>" if tokenizer.is_special(text) else json.dumps(text)
+    """Return a marker as symbols of Lark: the special token that it is, or else those in it and strings."""
+    if tokenizer.is_special(text):
+        return f"<[{tokenizer.token_to_id(text)}]>"
+    parts = [part for part in re.split(TAG, text) if part]
+    return json.dumps(text) if len(parts) < 2 else " ".join(marker_symbol(part, tokenizer) for part in parts)
 
 
 def reject(constraint: StructuredOutputs, problem: str) -> NoReturn:

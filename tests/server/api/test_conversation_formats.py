@@ -270,10 +270,14 @@ R1 = (
 
 
 def test_an_answer_after_a_result_is_reasoning_only_if_the_prompt_begins_a_turn() -> None:
-    assert parse_answer(plan(R1), "It is sunny.").content == "It is sunny."
-    assert parse_answer(plan(R1), "<think>Hm.</think>It is sunny.").reasoning == "Hm."
-    assert parse_answer(plan(R1, messages=CONVERSATION[:1]), "Hm.").reasoning == "Hm."
-    assert parse_answer(plan(R1.replace(" and messages[-1].role != 'tool'", "")), "Hm.").reasoning == "Hm."
+    def answered(text: str, template: str = R1, **fields: Any) -> DeltaMessage:
+        planned = planner(template, tool_call_parser="deepseek_v3").plan(plan_body(**fields))
+        return parse_answer(planned, text)
+
+    assert answered("It is sunny.").content == "It is sunny."
+    assert answered("<think>Hm.</think>It is sunny.").reasoning == "Hm."
+    assert answered("Hm.", messages=CONVERSATION[:1]).reasoning == "Hm."
+    assert answered("Hm.", R1.replace(" and messages[-1].role != 'tool'", "")).reasoning == "Hm."
 
 
 ENDLESS = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"

@@ -8,7 +8,7 @@ from functools import partial
 
 from chairlift.server.tools.answer_formats import REASONING_FORMATS, TOOL_CALL_FORMATS
 from chairlift.server.tools.answer_parser import AnswerParser, DeltaMessage
-from chairlift.server.tools.harmony_parser import HarmonyParser
+from chairlift.server.tools.channel_parser import ChannelParser
 from chairlift.server.tools.reasoning_parser import AnswerTagParser, ReasoningParser, SpecialTagParser
 from chairlift.server.tools.tag_scanner import argument_kinds
 from chairlift.server.tools.tool_parser import ToolParser
@@ -22,8 +22,8 @@ KINDS = dict.fromkeys(NAMES, argument_kinds(SCHEMA))
 def new_parser(forms: str) -> AnswerParser:
     reasoning_name, _, name = forms.rpartition("+")
     calls, reasoning = TOOL_CALL_FORMATS[name], REASONING_FORMATS.get(reasoning_name)
-    if calls.is_harmony:
-        return HarmonyParser(frozenset(NAMES))
+    if calls.channels is not None:
+        return ChannelParser(calls, frozenset(NAMES), kinds=KINDS)
     rest: Callable[[], AnswerParser] = partial(ToolParser, calls, frozenset(NAMES), None, KINDS)
     if (tags := reasoning or REASONING_FORMATS.get(name)) is not None and tags.special:
         rest = partial(SpecialTagParser, tags.special, rest)

@@ -19,7 +19,7 @@ from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.server.protocol.tools import FunctionTool
 from chairlift.server.tools.answer_formats import TOOL_CALL_FORMATS
 from chairlift.server.tools.answer_parser import AnswerParser, DeltaMessage
-from chairlift.server.tools.harmony_parser import HarmonyParser
+from chairlift.server.tools.channel_parser import ChannelParser
 from chairlift.server.tools.tool_constraints import TEXT, CallGrammar
 from chairlift.server.tools.tool_parser import ToolParser
 from chairlift.structured_outputs import StructuredOutputs
@@ -229,16 +229,24 @@ IN_FORMAT = {
     "hunyuan_a13b": f"<tool_calls>[{CALL}]</tool_calls>",
     "nemotron_json": f"<TOOLCALL>[{CALL}]</TOOLCALL>",
     "minicpm5": f'<function name="{CALL}</function>',
+    "apertus": f"<|tools_prefix|>[{CALL}]<|tools_suffix|>",
+}
+
+IN_CHANNELS = {
+    "openai": f'<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{HEADER}{{"ok": true}}',
+    "muse_glimmer": " to=self<|message|>Hm.<|eom|><|start|>assistant to=f<|message|>"
+    f"<atem:function_calls>\n{CALL}\n</atem:function_calls>",
 }
 
 
 @pytest.mark.parametrize("name", TOOL_CALL_FORMATS)
 def test_calls_of_strict_tools_follow_the_schema_in_every_format_and_are_parsed(name: str) -> None:
     form, calls = TOOL_CALL_FORMATS[name], CallGrammar([STRICT], is_parallel=True)
-    if form.is_harmony:
-        text = f'<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{HEADER}{{"ok": true}}'
-        free = only = calls.in_harmony(json.dumps, "TEXT").replace(TEXT, "TEXT: /[^<]*/")  # It has no special tokens.
-        parser: AnswerParser = HarmonyParser(frozenset("f"))
+    if form.channels is not None:
+        text = IN_CHANNELS[name]
+        grammar = calls.in_channels(form, json.dumps, "TEXT")
+        free = only = grammar.replace(TEXT, "TEXT: /[^<]*/")  # It has no special tokens.
+        parser: AnswerParser = ChannelParser(form, frozenset("f"))
     else:
         text = IN_FORMAT.get(name, f"{form.openings[0]}{CALL}{form.closing or ''}")
         free = calls.in_format(form, json.dumps, has_text=True)

@@ -24,19 +24,20 @@ from chairlift.server.tools.answer_parser import (
     NamedToolParser,
     PlainTextParser,
 )
-from chairlift.server.tools.harmony_parser import HarmonyParser
+from chairlift.server.tools.channel_parser import ChannelParser
 from chairlift.server.tools.reasoning_parser import AnswerTagParser, ReasoningParser, SpecialTagParser
 from chairlift.server.tools.tool_parser import ToolParser
 from chairlift.structured_outputs import Reasoning
 from support.case_loop import loop_over
 
 NAMES = frozenset({"get_weather", "f"})
+OPENAI = TOOL_CALL_FORMATS["openai"]
 Read = tuple[str, str, list[tuple[str, str]]]
 
 
 def tool_parser(family: str) -> Callable[[], AnswerParser]:
     if family == "openai":
-        return lambda: HarmonyParser(NAMES)
+        return lambda: ChannelParser(OPENAI, NAMES)
     return lambda: ToolParser({**TOOL_CALL_FORMATS, "forced": FORCED_CALLS}[family], NAMES)
 
 
@@ -471,10 +472,10 @@ FINAL = "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
     ],
 )
 def test_messages_in_channels(text: str, expected: Read) -> None:
-    assert read(HarmonyParser(NAMES), [text]) == read(HarmonyParser(NAMES), list(text)) == expected
+    assert read(ChannelParser(OPENAI, NAMES), [text]) == read(ChannelParser(OPENAI, NAMES), list(text)) == expected
 
 
 def test_options_of_messages_in_channels() -> None:
     call = f"{WEATHER_HEADER}{WEATHER[1]}<|call|>"
-    assert read(HarmonyParser(NAMES, max_calls=1), [call + call])[2] == [WEATHER]
-    assert read(HarmonyParser(NAMES, has_reasoning=False), [ANALYSIS + FINAL]) == ("Hm.Yes.", "", [])
+    assert read(ChannelParser(OPENAI, NAMES, max_calls=1), [call + call])[2] == [WEATHER]
+    assert read(ChannelParser(OPENAI, NAMES, has_reasoning=False), [ANALYSIS + FINAL]) == ("Hm.Yes.", "", [])

@@ -14,6 +14,9 @@ from chairlift.loading.text.tokenizer import Tokenizer
 
 SENTINEL: Final = "qzvx"
 """A string that does not occur in templates, by which the probe's content is found in a prompt."""
+MESSAGE_MARKS: Final = ("<|channel|>", "<|open|>", "<|role_sep|>", "<|begin|>assistant")
+"""Texts of prompts in which a turn consists of several messages: of gpt-oss, Kimi K3, GigaChat 3 and Solar Open."""
+
 MAX_NAMED: Final = 5
 logger = logging.getLogger(__name__)
 
@@ -47,14 +50,15 @@ def add_turn_ends(end_ids: tuple[int, ...], tokenizer: Tokenizer, model: str) ->
 def end_of_turn(tokenizer: Tokenizer) -> int | None:
     """Return the first added token after the text of the assistant in a prompt, or None if there is none.
 
-    gpt-oss has none, because a turn consists of several messages, each with an end (`<|end|>`).
+    Some models have none, because a turn consists of several messages, each with an end (`<|end|>` of gpt-oss).
     """
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": SENTINEL}]
     try:
         prompt = unmarked(tokenizer.render_chat(turns, add_generation_prompt=False))
     except RequestError:
         return None
-    after = prompt.rpartition(SENTINEL)[2] if SENTINEL in prompt and "<|channel|>" not in prompt else ""
+    has_messages = any(mark in prompt for mark in MESSAGE_MARKS)
+    after = prompt.rpartition(SENTINEL)[2] if SENTINEL in prompt and not has_messages else ""
     ids = tokenizer.encode(after, add_special_tokens=False)
     return next((i for i in ids if i in tokenizer.guard.guarded_tokens.values()), None)
 

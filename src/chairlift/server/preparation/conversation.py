@@ -33,24 +33,29 @@ from chairlift.server.protocol.turns import (
     with_separate_texts,
     with_single_calls,
 )
-from chairlift.server.tools.answer_formats import FORCED_CALLS, CallFormat, reasoning_format
+from chairlift.server.tools.answer_formats import (
+    FORCED_CALLS,
+    MESSAGE,
+    TOOL_CALL_FORMATS,
+    CallFormat,
+    reasoning_format,
+)
 from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
 from chairlift.server.tools.call_detection import call_style, detected_format
-from chairlift.server.tools.harmony_parser import BEFORE_ANSWER, FINAL_HEADER, HarmonyParser
+from chairlift.server.tools.channel_parser import ChannelParser
 from chairlift.server.tools.reasoning_parser import AnswerTagParser, ReasoningParser, SpecialTagParser
-from chairlift.server.tools.tag_scanner import argument_kinds
+from chairlift.server.tools.tag_scanner import ToolKinds, argument_kinds
 from chairlift.server.tools.tool_constraints import CallGrammar
 from chairlift.server.tools.tool_instructions import (
+    TOOL_VARIABLES,
     completed_tool,
     with_described_tools,
     with_tools_in_system_message,
     with_written_calls,
+    written_variables,
 )
 from chairlift.server.tools.tool_parser import ToolParser
 from chairlift.structured_outputs import Reasoning, StructuredOutputs
-
-TOOL_VARIABLES: Final = ("tools", "xml_tools")
-"""Variables of chat templates: a list of tools, or in SmolLM3 of functions."""
 
 TOOLS_IN_MESSAGE: Final = "'tools' in message"
 """Text of chat templates that read JSON in the field `tools` of the system message, such as Phi-4-mini's."""
@@ -63,6 +68,11 @@ ANY_TOKENS: Final = "start: <[*]>*"  # The grammar of any text, with special tok
 REASONING_NAMES: Final = ("reasoning_content", ".thinking", ".tool_plan")
 """Texts of chat templates that read reasoning. The first one in a template is the name of the field that it reads:
 `thinking` for gpt-oss and LFM2.5, `tool_plan` for Command R7B."""
+
+UNKNOWN_CALLS: Final = (
+    "tools: the format in which this model writes tool calls is not known from its chat template. Start the server "
+    f"with --tool-call-parser and one of {', '.join(TOOL_CALL_FORMATS)}, or set tool_choice to required or one tool"
+)
 
 Conversation = ChatCompletionRequest | ResponsesRequest | MessagesRequest
 """A body that generates from messages; `to_chat` converts it to the first form."""
@@ -146,8 +156,8 @@ class _ToolSelection:
         if self.is_forced:
             calls = grammar.arguments() if self.mode == "named" else grammar.json_list()
             return StructuredOutputs(calls=calls), grammar.ignored
-        if family.is_harmony:
-            calls = grammar.in_harmony(symbol, "TEXT" if structure is None else f"@{ANSWER}")
+        if family.channels is not None:
+            calls = grammar.in_channels(family, symbol, "TEXT" if structure is None else f"@{ANSWER}")
         else:
             calls = grammar.in_format(family, symbol, has_text=structure is None)
         constraint = StructuredOutputs(calls=calls) if structure is None else replace(structure, calls=calls)
@@ -159,8 +169,12 @@ class _ToolSelection:
         if self.mode == "named":
             return partial(NamedToolParser, self.tools[0].function.name, family.id_length)
         form = replace(FORCED_CALLS, id_length=family.id_length) if self.mode == "required" else family
-        kinds = {tool.function.name: argument_kinds(tool.function.parameters) for tool in self.tools if form.tags}
-        return partial(ToolParser, form, self.names, self.max_calls, kinds)
+        return partial(ToolParser, form, self.names, self.max_calls, self.kinds(form))
+
+    def kinds(self, form: CallFormat) -> ToolKinds:
+        """The schemas of the arguments of the tools, for a format in which the values have no types."""
+        tools = self.tools if form.tags else ()
+        return {tool.function.name: argument_kinds(tool.function.parameters) for tool in tools}
 
 
 class ModelPlanner:
@@ -176,11 +190,14 @@ class ModelPlanner:
         names = (name.lstrip(".") for name in REASONING_NAMES if name in text)
         self._reasoning_name = next(names, REASONING_NAMES[0])
         self._style = call_style(self._template)
-        self._calls = detected_format(options.tool_call_parser, self._template, self._style)
+        calls = detected_format(options.tool_call_parser, self._template, self._style)
+        self._has_unknown_calls = calls is None
+        self._calls = calls or TOOL_CALL_FORMATS["hermes"]
         self._reasoning = reasoning_format(options.reasoning_parser, self._template)
-        if self._calls.is_harmony and self._reasoning is not None:
+        if self._calls.channels is not None and self._reasoning is not None:
+            name = next(name for name, form in TOOL_CALL_FORMATS.items() if form is self._calls)
             raise ConfigError(
-                f"reasoning_parser={options.reasoning_parser} cannot be combined with tool_call_parser=openai, which "
+                f"reasoning_parser={options.reasoning_parser} cannot be combined with tool_call_parser={name}, which "
                 "separates reasoning itself: leave out reasoning_parser, or set it to none"
             )
 
@@ -200,11 +217,13 @@ class ModelPlanner:
         check_task(self.engine.facts, None)
         body = conversation.to_chat()
         tools = _ToolSelection.of(body)
+        if tools.mode == "auto" and self._has_unknown_calls:
+            raise RequestError(UNKNOWN_CALLS, "tools")
         text = self._render(body, tools)
         structure = body.constraint()
         is_structured = tools.is_forced or (structure is not None and not tools.has_own_calls(structure))
-        if self._calls.is_harmony and is_structured:
-            text = join_marked([text, template_text(FINAL_HEADER)])
+        if self._calls.channels is not None and is_structured:
+            text = join_marked([text, template_text(self._calls.channels.final)])
         reasoning = self._reasoning_in(text, body)
         before_answer = self._before_answer(body, reasoning, is_structured)
         params, ignored = self._params(body, tools, structure, reasoning, before_answer)
@@ -265,10 +284,18 @@ class ModelPlanner:
 
     def _needs_special_tokens(self, tools: _ToolSelection) -> bool:
         """Whether markers of tool calls or reasoning are special tokens, which are omitted from text by default."""
-        markers = self._calls.markers if tools.mode == "auto" or self._calls.is_harmony else ()
+        markers = self._calls.markers if tools.mode == "auto" else ()
+        if self._calls.channels is not None:
+            markers += (MESSAGE,)
         if self._reasoning is not None:
             markers += (self._reasoning.opening, self._reasoning.closing)
-        return any(map(self.engine.tokenizer.is_special, markers))
+        return not self._special_markers.isdisjoint(markers)
+
+    @cached_property
+    def _special_markers(self) -> frozenset[str]:
+        """The markers of calls and reasoning that contain special tokens."""
+        tags = () if self._reasoning is None else (self._reasoning.opening, self._reasoning.closing)
+        return frozenset(filter(self.engine.tokenizer.has_special, (*self._calls.markers, MESSAGE, *tags)))
 
     def _reasoning_in(self, prompt: str, body: ChatCompletionRequest) -> Reasoning | None:
         """The reasoning that an answer to this prompt may begin with; None if the prompt has already ended it."""
@@ -287,8 +314,9 @@ class ModelPlanner:
         """The opening tag of an answer, after which stop strings count."""
         if self._reasoning is None or self._template is None:
             return ""
-        tags = self._reasoning.answer or (*(tag for tag in self._reasoning.special if tag in self._template.text), "")
-        return tags[0]
+        special = self._reasoning.special
+        written = [tag for tag in special if tag in self._template.text]  # Macros may compose them.
+        return (self._reasoning.answer or (*written, *special, ""))[0]
 
     def _before_answer(
         self, body: ChatCompletionRequest, reasoning: Reasoning | None, is_structured: bool
@@ -297,8 +325,8 @@ class ModelPlanner:
         continues = body.continue_final_message and body.messages[-1].for_template()["content"].strip()
         if continues or not (body.stop or body.min_tokens):
             return None
-        if self._calls.is_harmony:
-            return None if is_structured or self.options.reasoning_parser == "none" else BEFORE_ANSWER
+        if (channels := self._calls.channels) is not None:
+            return None if is_structured or self.options.reasoning_parser == "none" else channels.before_answer
         if reasoning is None and self._reasoning is not None and self._answer_tag:
             return Reasoning(self._reasoning.opening, self._reasoning.closing, answer=self._answer_tag)
         return reasoning
@@ -317,8 +345,11 @@ class ModelPlanner:
         self, tools: _ToolSelection, reasoning: Reasoning | None, is_structured: bool, continued: str
     ) -> Callable[[], AnswerParser]:
         """The constructor of the parser of an answer, which goes on with the prompt `continued` unless it is empty."""
-        if self._calls.is_harmony and not is_structured:
-            return partial(HarmonyParser, tools.names, tools.max_calls, self.options.reasoning_parser != "none")
+        if self._calls.channels is not None and not is_structured:
+            has_reasoning = self.options.reasoning_parser != "none"
+            return partial(
+                ChannelParser, self._calls, tools.names, tools.max_calls, has_reasoning, tools.kinds(self._calls)
+            )
         rest: Callable[[], AnswerParser] = tools.new_parser(self._calls)
         if (shown := self._reasoning or reasoning_format("auto", self._template)) is not None and shown.special:
             rest = partial(SpecialTagParser, shown.special, rest)
@@ -395,13 +426,14 @@ class ModelPlanner:
         if template.variables.isdisjoint(TOOL_VARIABLES) and TOOLS_IN_MESSAGE not in template.text:
             example = self._style.example(self._calls) if TOOL_ROLE.search(template.text) else None
             return with_described_tools(messages, declared, example)
+        variables |= {**written_variables(template, declared), **variables}
         if "tool_calls" not in template.text:
             messages = [with_written_calls(message, self._calls) for message in messages]
         if "tools" in template.variables:
             variables["tools"] = declared or None
         elif "xml_tools" in template.variables:
             variables["xml_tools"] = [tool["function"] for tool in declared] or None
-        else:
+        elif "functions" not in template.variables:
             messages = with_tools_in_system_message(messages, declared)
         return messages
 

@@ -2,13 +2,59 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.server.tools.literal_scanners import FUNCTION_GEMMA, GEMMA, LiteralSyntax
 from chairlift.server.tools.tag_scanner import TagSyntax
+from chairlift.structured_outputs import Reasoning
+
+START: Final = "<|start|>"
+CHANNEL: Final = "<|channel|>"
+MESSAGE: Final = "<|message|>"
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelSyntax:
+    """How an answer is divided into messages, each after a header and MESSAGE. The prompt ends with the role, so that
+    an answer begins within a header.
+
+    Attributes:
+        beginnings: what the first header may begin with; an answer that begins otherwise is content.
+        ends: tokens after which a message is complete. A missing end is followed by the start of the next message.
+        call: an expression in the headers of calls, with a group for the name of the tool.
+        reasoning: an expression in the headers of other messages that are reasoning.
+        final: the header of the answer.
+        before_answer: what precedes the text in which stop strings are searched.
+    """
+
+    beginnings: tuple[str, ...]
+    ends: tuple[str, ...]
+    call: str
+    reasoning: str
+    final: str
+    before_answer: Reasoning
+
+
+HARMONY: Final = ChannelSyntax(
+    (START, CHANNEL, "to="),
+    ("<|end|>", "<|call|>", "<|return|>", START),
+    r"\bto=functions\.([\w.:-]+)",
+    r"<\|channel\|>\s*analysis",
+    f"{CHANNEL}final{MESSAGE}",
+    Reasoning(CHANNEL, f"{CHANNEL}final{MESSAGE}", ends=(CHANNEL + "commentary",)),
+)
+MUSE: Final = ChannelSyntax(
+    (START, MESSAGE, "to="),
+    ("<|eom|>", "<|eot|>", START),
+    r"\bto=(?!(?:self|user)\b)([\w.:-]+)",
+    r"\bto=self\b",
+    f" to=user{MESSAGE}",
+    Reasoning("to=", f"to=user{MESSAGE}", ends=("<atem:function_calls>",)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +71,8 @@ class CallFormat:
         tags: a call is a name and tags of its arguments.
         skipped: texts between calls that are no part of them.
         is_list: calls are a list after one opening; otherwise each call has an opening.
-        is_harmony: answers consist of messages in channels; see `HarmonyParser`.
+        channels: answers consist of messages in channels; see `ChannelParser`.
+        has_name_keys: in a call that is JSON, the name of the tool may be the key of its arguments.
         keys: the keys of the name and the arguments in a call that is JSON.
         id_length: the length of call ids that the chat template accepts; None for any length.
     """
@@ -40,7 +87,8 @@ class CallFormat:
     tags: TagSyntax | None = None
     skipped: tuple[str, ...] = ()
     is_list: bool = False
-    is_harmony: bool = False
+    channels: ChannelSyntax | None = None
+    has_name_keys: bool = False
     keys: tuple[str, str] = ("name", "arguments")
     id_length: int | None = None
 
@@ -49,18 +97,55 @@ class CallFormat:
         return self.openings if self.closing is None else (*self.openings, self.closing)
 
 
+def _attribute_tags(argument: str, call: str, rest: str = "") -> TagSyntax:
+    """Tags whose names are attributes: `<argument name="key">value</argument>` within a call.
+
+    Args:
+        rest: an expression of what follows the name of an argument and its quote.
+    """
+    value_end = rf"</{argument}>(?=\s*(?:<{argument} name=|</{call}>))"
+    return TagSyntax('">', rf'<{argument} name="([^"]+)"{rest or ">"}', value_end, f"</{call}>")
+
+
 NAMED: Final = r"(?P<name>[A-Za-z0-9_.:-]{1,128})(?:\[CALL_ID\]\w{1,32})?(?:\[ARGS\])?\s*(?={)"
 DEEPSEEK: Final = r"(?:function<｜tool▁sep｜>)?(?P<name>[\w.:-]{1,128})(?:<｜tool▁sep｜>|\s*```json)\s*(?={)"
 KIMI: Final = r"(?P<id>(?:functions\.)?(?P<name>[\w.:-]{1,128}?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>\s*(?={)"
+SOLAR: Final = r"(?P<id>\w{1,64})?<\|tool_call:name\|>(?P<name>[\w.:-]{1,128})<\|tool_call:args\|>\s*(?={)"
 QWEN_END: Final = r"\n?</parameter>(?=\s*(?:<parameter=|</function>|</(?:seed:)?tool_call>))"
 QWEN_TAGS: Final = TagSyntax(">", r"<parameter=([^>\n]+)>\n?", QWEN_END, "</function>")
 SEED_TAGS: Final = QWEN_TAGS._replace(key="<parameter=([^>\n]+)>", value_end=QWEN_END.removeprefix(r"\n?"))
 GLM_END: Final = r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))"
 GLM_TAGS: Final = TagSyntax(r"(?=\s*<)", r"<arg_key>([^<]+)</arg_key>\s*<arg_value>", GLM_END, "</tool_call>")
-MINIMAX_END: Final = r"</parameter>(?=\s*(?:<parameter name=|</invoke>))"
-MINIMAX_TAGS: Final = TagSyntax('">', r'<parameter name="([^"]+)">', MINIMAX_END, "</invoke>")
-MINICPM_END: Final = r"</param>(?=\s*(?:<param name=|</function>))"
-MINICPM_TAGS: Final = TagSyntax('">', r'<param name="([^"]+)">(<!\[CDATA\[)?', MINICPM_END, "</function>")
+HUNYUAN_TAGS: Final = TagSyntax(
+    r"\s*(?:<tool_sep:opensource>|(?=<arg_key:|</tool_call:))",
+    r"<arg_key:opensource>([^<]+)</arg_key:opensource>\s*<arg_value:opensource>",
+    r"</arg_value:opensource>(?=\s*(?:<arg_key:opensource>|</tool_call:opensource>))",
+    "</tool_call:opensource>",
+)
+MINIMAX_TAGS: Final = _attribute_tags("parameter", "invoke")
+MINICPM_TAGS: Final = _attribute_tags("param", "function", r">(?P<cdata><!\[CDATA\[)?")
+ATEM_TAGS: Final = _attribute_tags("atem:parameter", "atem:invoke")
+DSML_TAGS: Final = _attribute_tags("｜DSML｜parameter", "｜DSML｜invoke", ' string="(?P<type>true|false)">')
+MINIMAX_MARK: Final = "]<]minimax[>["
+MINIMAX_M3_TAGS: Final = TagSyntax(
+    '">',
+    r"\]<\]minimax\[>\[<([^\s</>]+)>",
+    r"\]<\]minimax\[>\[<(/?)[^\s<>]+>",
+    f"{MINIMAX_MARK}</invoke>",
+    is_nested=True,
+)
+KIMI_K3_TAGS: Final = TagSyntax(
+    r'"[^<]*<\|sep\|>',
+    r'<\|open\|>argument key="([^"]+)" type="(?P<type>\w+)"<\|sep\|>',
+    r"<\|close\|>argument<\|sep\|>(?=\s*<\|(?:open\|>argument|close\|>call))",
+    "<|close|>call<|sep|>",
+)
+SOLAR_TAGS: Final = TagSyntax(
+    r"\s*(?=<)",
+    r"<\|tool_arg:start\|>([^<]+)<\|tool_arg:value\|>",
+    r"<\|tool_arg:end\|>(?=\s*<\|tool_(?:arg:start|call:end)\|>)",
+    "<|tool_call:end|>",
+)
 DEEPSEEK_MARKS: Final = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
 KIMI_MARKS: Final = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>")
 
@@ -72,7 +157,10 @@ TOOL_CALL_FORMATS: Final[dict[str, CallFormat]] = {
     "phi4_mini_json": CallFormat(("<|tool_call|>", "functools["), "<|/tool_call|>", is_list=True),
     "olmo3": CallFormat(("<function_calls>",), "</function_calls>", is_python=True),
     "gemma4": CallFormat(("<|tool_call>",), "<tool_call|>", literals=GEMMA),
-    "openai": CallFormat(("<|channel|>",), is_harmony=True),
+    "openai": CallFormat((CHANNEL,), channels=HARMONY),
+    "muse_glimmer": CallFormat(
+        ("<atem:function_calls>", '<atem:invoke name="'), "</atem:function_calls>", tags=ATEM_TAGS, channels=MUSE
+    ),
     "pythonic": CallFormat(("```tool_code", "```json"), "```", is_bare=True, is_python=True),
     "qwen3_coder": CallFormat(("<tool_call>", "<function="), "</tool_call>", tags=QWEN_TAGS),
     "glm45": CallFormat(("<tool_call>",), "</tool_call>", tags=GLM_TAGS),
@@ -81,6 +169,30 @@ TOOL_CALL_FORMATS: Final[dict[str, CallFormat]] = {
     "deepseek_v3": CallFormat(
         DEEPSEEK_MARKS, "<｜tool▁calls▁end｜>", named=DEEPSEEK, skipped=("```", "<｜tool▁call▁end｜>")
     ),
+    "deepseek_v32": CallFormat(
+        ("<｜DSML｜function_calls>", '<｜DSML｜invoke name="'), "</｜DSML｜function_calls>", tags=DSML_TAGS
+    ),
+    "deepseek_v4": CallFormat(
+        ("<｜DSML｜tool_calls>", '<｜DSML｜invoke name="'), "</｜DSML｜tool_calls>", tags=DSML_TAGS
+    ),
+    "minimax_m3": CallFormat(
+        (f"{MINIMAX_MARK}<tool_call>", f'{MINIMAX_MARK}<invoke name="'),
+        f"{MINIMAX_MARK}</tool_call>",
+        tags=MINIMAX_M3_TAGS,
+    ),
+    "kimi_k3": CallFormat(("<|open|>tools<|sep|>", '<|open|>call tool="'), "<|close|>tools<|sep|>", tags=KIMI_K3_TAGS),
+    "hy_v3": CallFormat(
+        ("<tool_calls:opensource>", "<tool_call:opensource>"), "</tool_calls:opensource>", tags=HUNYUAN_TAGS
+    ),
+    "solar_open": CallFormat(
+        ("<|tool_calls|>", "<|tool_call:begin|>"), "<|calls|>", named=SOLAR, skipped=("<|tool_call:end|>",)
+    ),
+    "solar_open2": CallFormat(("<|tool_call:start|>",), "<|tool_call:end|>", tags=SOLAR_TAGS),
+    "gigachat3": CallFormat(
+        ("<|message_sep|>\n\nfunction call<|role_sep|>", "function call<|role_sep|>", "<|function_call|>"),
+        "<|message_sep|>",
+    ),
+    "apertus": CallFormat(("<|tools_prefix|>",), "<|tools_suffix|>", is_list=True, has_name_keys=True),
     "kimi_k2": CallFormat(KIMI_MARKS, "<|tool_calls_section_end|>", named=KIMI, skipped=("<|tool_call_end|>",)),
     "functiongemma": CallFormat(("<start_function_call>",), "<end_function_call>", literals=FUNCTION_GEMMA),
     "lfm2": CallFormat(
@@ -93,10 +205,11 @@ TOOL_CALL_FORMATS: Final[dict[str, CallFormat]] = {
     "hunyuan_a13b": CallFormat(("<tool_calls>",), "</tool_calls>", is_list=True),
     "nemotron_json": CallFormat(("<TOOLCALL>",), "</TOOLCALL>", is_list=True),
 }
-"""vLLM's parsers have the same names. docs/guide/model-formats.md lists the models of each."""
+"""vLLM's parsers have the same names; `solar_open` is that of Upstage's vLLM. docs/guide/model-formats.md lists the
+models of each."""
 
 CALL_MARKS: Final = (
-    (("<seed:tool_call>",), "seed_oss"), (("<|START_ACTION|>",), "cohere_command3"),
+    (("<tool_sep",), "hy_v3"), (("<seed:tool_call>",), "seed_oss"), (("<|START_ACTION|>",), "cohere_command3"),
     (("<function=", "<parameter="), "qwen3_coder"), (("<arg_key>",), "glm45"), (("<|tool_call>call:",), "gemma4"),
     (("<minimax:tool_call>",), "minimax_m2"), (("<tool_calls>",), "hunyuan_a13b"), (("<function_calls>",), "olmo3"),
     (("<｜tool▁calls▁begin｜>",), "deepseek_v3"), (("<|im_system|>",), "kimi_k2"), (("[TOOL_CALLS]",), "mistral"),
@@ -105,7 +218,11 @@ CALL_MARKS: Final = (
     (("<|tool_call|>",), "granite"), (("[func_name1(",), "pythonic"), (("```tool_code",), "pythonic"),
     (("<|python_tag|>",), "llama3_json"), (("ipython",), "llama3_json"), (("<|tool_call_begin|>",), "kimi_k2"),
     (("List of tools: [", "<|im_start|>"), "lfm2"), (("<TOOLCALL>",), "nemotron_json"),
-    (('<function name="',), "minicpm5"),
+    (('<function name="',), "minicpm5"), (("<atem:function_calls>",), "muse_glimmer"),
+    (("function_calls>", "｜DSML｜"), "deepseek_v32"), (("tool_calls>", "｜DSML｜"), "deepseek_v4"),
+    (("]<]minimax[>[",), "minimax_m3"), (("<|open|>", "<|sep|>"), "kimi_k3"), (("<tool_sep",), "hy_v3"),
+    (("<|tool_call:begin|>",), "solar_open"), (("<|tool_arg:start|>",), "solar_open2"),
+    (("<|role_sep|>",), "gigachat3"), (("<|tools_prefix|>",), "apertus"), (("<tool_call>",), "hermes"),
 )  # fmt: skip
 """Texts that all occur in a chat template, and the parser that they select. The first entry that applies counts."""
 
@@ -150,6 +267,21 @@ REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
         "<|END_THINKING|>",
         special=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     ),
+    "minimax_m3": ReasoningFormat("<mm:think>", "</mm:think>", special=("</mm:think>",)),
+    "kimi_k3": ReasoningFormat(
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        special=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+    ),
+    "hy_v3": ReasoningFormat("<think:opensource>", "</think:opensource>"),
+    "apertus": ReasoningFormat("<|inner_prefix|>", "<|inner_suffix|>"),
+    "ernie45": ReasoningFormat("<think>", "</think>", answer=("<response>", "</response>"), has_bare_answers=True),
+    "solar_open": ReasoningFormat(
+        "<|think|>",
+        "<|end|>",
+        special=("<|begin|>assistant<|content|>", "<|begin|>assistant", "<|content|>", "<|end|>"),
+    ),
+    "solar_open2": ReasoningFormat("<|think:start|>", "<|think:end|>"),
     "apriel": ReasoningFormat(
         "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", answer=("", "[END FINAL RESPONSE]")
     ),
@@ -160,23 +292,42 @@ REASONING_MARKS: Final = (
     (("[BEGIN FINAL RESPONSE]",), "apriel"),
     (("</think>", "<\N{FULLWIDTH VERTICAL LINE}Assistant\N{FULLWIDTH VERTICAL LINE}>"), "deepseek_r1"),
     (("</think>", "<response></response>"), "granite33"),
+    (("</think>", "<response>", "</response>"), "ernie45"),
     (("</think>", "</answer>"), "hunyuan_a13b"),
     (("<｜hy_Assistant｜>",), "hunyuan_a13b"),
+    (("<tool_sep",), "hy_v3"),
     (("</think>",), "qwen3"),
     (("</seed:think>",), "seed_oss"),
     (("<|END_THINKING|>",), "cohere_command3"),
     (("<|channel>", "<channel|>"), "gemma4"),
     (("[/THINK]",), "mistral"),
     (("Here is my thought process:",), "granite"),
+    (("</mm:think>",), "minimax_m3"),
+    (("<|open|>", "<|sep|>"), "kimi_k3"),
+    (("<|inner_prefix|>",), "apertus"),
+    (("<|think|>", "<|content|>"), "solar_open"),
+    (("<|think:start|>",), "solar_open2"),
 )
 """As `CALL_MARKS`."""
 
 
-def tool_call_format(name: str, chat_template: str | None) -> CallFormat:
-    """The format of this name; `auto` derives it from what the chat template of the model writes."""
+SUFFIX: Final = ":opensource"
+TEMPLATE_SUFFIX: Final = re.compile(r"""\bHYTK\s*=\s*["']([:\w]*)["']|<tool_sep([:\w]*)>""")
+"""Where a chat template of Hunyuan has the suffix of its tags, which differs between models."""
+
+
+def tool_call_format(name: str, chat_template: str | None) -> CallFormat | None:
+    """The format of this name; `auto` derives it from what the chat template of the model writes, and is None if that
+    indicates none."""
     if name == "auto":
-        name = _name_from_template(CALL_MARKS, chat_template) or "hermes"
-    return TOOL_CALL_FORMATS[name]
+        name = _name_from_template(CALL_MARKS, chat_template) or ""
+    form, suffix = TOOL_CALL_FORMATS.get(name), _suffix(chat_template)
+    if name != "hy_v3" or form is None or form.tags is None or suffix == SUFFIX:
+        return form
+    openings = tuple(opening.replace(SUFFIX, suffix) for opening in form.openings)
+    head, key, value_end, end = (part.replace(SUFFIX, suffix) for part in form.tags[:4])
+    tags = TagSyntax(head, key, value_end, end)
+    return replace(form, openings=openings, closing=(form.closing or "").replace(SUFFIX, suffix), tags=tags)
 
 
 def reasoning_format(name: str, template: ChatTemplate | None) -> ReasoningFormat | None:
@@ -185,7 +336,16 @@ def reasoning_format(name: str, template: ChatTemplate | None) -> ReasoningForma
         name = _name_from_template(REASONING_MARKS, template.text) or "none"
         if name == "deepseek_r1" and not template.variables.isdisjoint(("thinking", "enable_thinking")):
             name = "qwen3"
-    return REASONING_FORMATS.get(name)
+    form = REASONING_FORMATS.get(name)
+    if name != "hy_v3" or form is None or template is None:
+        return form
+    suffix = _suffix(template.text)
+    return replace(form, opening=form.opening.replace(SUFFIX, suffix), closing=form.closing.replace(SUFFIX, suffix))
+
+
+def _suffix(chat_template: str | None) -> str:
+    found = TEMPLATE_SUFFIX.search(chat_template or "")
+    return SUFFIX if found is None else found[1] or found[2] or ""
 
 
 def _name_from_template(marks: Iterable[tuple[tuple[str, ...], str]], chat_template: str | None) -> str | None:

@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import re
-from functools import partial
 from itertools import product
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +16,8 @@ from chairlift.loading.text.marked_text import unmarked
 from chairlift.loading.text.written_object import json_text
 from chairlift.server.tools.answer_formats import TOOL_CALL_FORMATS, CallFormat, tool_call_format
 from chairlift.server.tools.answer_parser import DeltaMessage
-from chairlift.server.tools.harmony_parser import HarmonyParser
+from chairlift.server.tools.channel_parser import ChannelParser
+from chairlift.server.tools.tool_instructions import TOOL_VARIABLES, written_variables
 from chairlift.server.tools.tool_parser import ToolParser
 
 PROBE: Final = "qzvx"
@@ -26,8 +26,9 @@ ARGUMENTS: Final = {"qzkey": "qzvalue"}
 IDS: Final = ("abcdefghi", f"functions.{PROBE}:0")
 PARAMETERS: Final = {"type": "object", "properties": {"a": {"type": "string", "description": "a"}}, "required": ["a"]}
 TOOL: Final = {"type": "function", "function": {"name": "a", "description": "a", "parameters": PARAMETERS}}
-MARKER_START: Final = re.compile(r"[<\[][^<>\[\]\s]*$")
-"""The beginning of a marker at the end of a text."""
+MARKER_START: Final = re.compile(r"(?:[<\[][^<>\[\]\s]*|to=)$")
+"""The beginning of a marker, or of a recipient, at the end of a text."""
+ADVICE: Final = ", so requests whose tools the model may call are rejected. Name a format with --tool-call-parser"
 logger = logging.getLogger(__name__)
 
 
@@ -92,31 +93,51 @@ def _has_one_call(template: ChatTemplate, calling: dict[str, Any]) -> bool:
 
 def _rendered(template: ChatTemplate, last: dict[str, Any]) -> str:
     return unmarked(
-        template.render([{"role": "user", "content": "a"}, last], add_generation_prompt=False, tools=[TOOL])
+        template.render(
+            [{"role": "user", "content": "a"}, last],
+            add_generation_prompt=False,
+            tools=[TOOL],
+            **written_variables(template, [TOOL]),
+        )
     )
 
 
-def detected_format(name: str, template: ChatTemplate | None, style: CallStyle) -> CallFormat:
+def detected_format(name: str, template: ChatTemplate | None, style: CallStyle) -> CallFormat | None:
     """The format of this name. `auto` is the first format in which the call that the template writes is read back
-    with the least text left as content, or else the one that the template's words indicate; a warning is logged if a
-    call that it writes is read in no format."""
-    chosen = tool_call_format(name, None if template is None else template.text)
-    if name != "auto" or style.text is None:
+    with the least text left as content, or else the one that the template's words indicate.
+
+    None, with a warning, if it writes calls and they are read in no format. If it writes no calls and indicates no
+    format, they are read in Hermes' format, with a warning if it reads tools.
+    """
+    text = None if template is None else template.text
+    chosen = tool_call_format(name, text)
+    if name != "auto":
         return chosen
-    num_left = {name: _num_left(form, style.text) for name, form in TOOL_CALL_FORMATS.items()}
-    found = min(num_left, key=num_left.__getitem__)
-    if math.isinf(num_left[found]):
+    if style.text is None:
+        if chosen is None and template is not None and "tool_calls" in template.text:
+            logger.warning("chat template: it reads tool calls, but rejects or omits a call of a test%s", ADVICE)
+            return None
+        if chosen is None and template is not None and not template.variables.isdisjoint(TOOL_VARIABLES):
+            logger.warning(
+                "chat template: it reads tools, but does not show the format of tool calls, which are read in that of "
+                "hermes. Name another one with --tool-call-parser"
+            )
+        return chosen or TOOL_CALL_FORMATS["hermes"]
+    forms = [form for each in TOOL_CALL_FORMATS if (form := tool_call_format(each, text)) is not None]
+    lefts = [_num_left(form, style.text) for form in forms]
+    if math.isinf(min(lefts)):
         logger.warning(
-            "chat template: it writes tool calls as %r, which no --tool-call-parser reads, so they remain content",
-            style.text[:200],
+            "chat template: it writes tool calls as %r, which no --tool-call-parser reads%s", style.text[:200], ADVICE
         )
-        return chosen
-    return TOOL_CALL_FORMATS[found]
+        return None
+    return forms[lefts.index(min(lefts))]
 
 
 def _num_left(form: CallFormat, text: str) -> float:
     """The number of characters that remain content, or infinity if the call is not read."""
-    parser = (HarmonyParser if form.is_harmony else partial(ToolParser, form))(frozenset((PROBE,)))
+    parser = (ToolParser if form.channels is None else ChannelParser)(form, frozenset((PROBE,)))
     answer = DeltaMessage.joined([parser.feed(text), parser.finish(is_complete=True)])
-    found = [(call.name, json.loads(call.arguments)) for call in answer.tool_calls]
-    return len(answer.content) if found == [(PROBE, ARGUMENTS)] else math.inf
+    with contextlib.suppress(ValueError):  # Arguments that are no JSON.
+        if [(call.name, json.loads(call.arguments)) for call in answer.tool_calls] == [(PROBE, ARGUMENTS)]:
+            return len(answer.content)
+    return math.inf

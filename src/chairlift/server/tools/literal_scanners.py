@@ -240,10 +240,14 @@ class JsonCallScanner(LiteralScanner):
     """Reads `{"name": ..., "arguments": {...}}` after the first brace. The arguments are written as valid JSON.
 
     Name and arguments may also be in an object `function`, as in OpenAI's API, and the arguments a string with JSON.
+
+    Args:
+        names: tools whose name may be the key of the arguments: `{"name": {...}}`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: frozenset[str] = frozenset()) -> None:
         super().__init__(JSON)
+        self._names = names
         self._closings = ["}"]
         self._num_wrappers = 1
         self._key = self._name = self._result = ""
@@ -259,10 +263,11 @@ class JsonCallScanner(LiteralScanner):
         is_wrapper = is_member and self._key == "function" and bracket == "{"
         if is_wrapper:
             self._num_wrappers += 1
-        elif is_member and self._key in ARGUMENT_KEYS and not self.has_arguments:
+        elif is_member and (self._key in ARGUMENT_KEYS or self._key in self._names) and not self.has_arguments:
             if bracket != "{":
                 self.is_broken = True
                 return
+            self._name = self._name or (self._key if self._key in self._names else "")
             self._separator = ""
             self.has_arguments = self._is_in_arguments = True
             self.name = self._name or None

@@ -12,8 +12,7 @@ from chairlift.grammar.exact_schema import json_symbol
 from chairlift.grammar.followed_schema import FollowedSchema
 from chairlift.grammar.grammar_text import JSON_OPTIONS, NAME_CHARACTERS
 from chairlift.server.protocol.tools import FunctionTool
-from chairlift.server.tools.answer_formats import FORCED_CALLS, CallFormat
-from chairlift.server.tools.harmony_parser import CHANNEL, ENDS, MESSAGE, START
+from chairlift.server.tools.answer_formats import CHANNEL, FORCED_CALLS, MESSAGE, START, CallFormat
 from chairlift.structured_outputs import StructuredOutputs
 
 NO_PARAMETERS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -73,28 +72,31 @@ class CallGrammar:
         starts += [before] if before else []
         return self._grammar([f"start: {' | '.join(starts)}", TEXT, OTHER, SPACE, *rules], form.keys)
 
-    def in_harmony(self, symbol: Callable[[str], str], final: str) -> str:
-        """Messages of gpt-oss: reasoning and preambles, and then one call or the final message.
+    def in_channels(self, form: CallFormat, symbol: Callable[[str], str], final: str) -> str:
+        """Messages in channels: reasoning and preambles, and then one call or the final message.
 
         Args:
             final: the rule of the text of the final message.
         """
+        assert form.channels is not None
         channel, message = symbol(CHANNEL), symbol(MESSAGE)
-        end = f'{symbol(ENDS[0])} {symbol(START)} "assistant"'
+        end = f'{symbol(form.channels.ends[0])} {symbol(START)} "assistant"'
         kind = f'SPACE {symbol("<|constrain|>")}? "json"? {message}'
-        rules = [
-            "start: thought* last",
-            TEXT,
-            "SPACE: / ?/",
-            f"thought: {channel} /analysis|commentary/ {message} TEXT {end}",
-        ]
-        calls = [f"call{index}" for index in range(len(self._names))]
-        for index, (call, name) in enumerate(zip(calls, self._names, strict=True)):
+        thought, answer = f"{channel} /analysis|commentary/", f'{channel} "final"'
+        if form.tags is not None:
+            thought, answer = '" to=self"', '" to=user"'
+        rules = ["start: thought* last", TEXT, "SPACE: / ?/", f"thought: {thought} {message} TEXT {end}"]
+        messages = [f"message{index}" for index in range(len(self._names))]
+        for index, (rule, name) in enumerate(zip(messages, self._names, strict=True)):
             recipient = json.dumps(f" to=functions.{name}")
             header = f'({recipient} {channel} "commentary" | {channel} "commentary" {recipient})'
-            rules.append(f"{call}: {header} {kind} arguments{index}")
-        rules.append(f'last: {channel} "final" {message} {final} | {" | ".join(calls)}')
-        return "\n".join([*rules, *self._schemas])
+            call = f"{header} {kind} arguments{index}"
+            if form.tags is not None:
+                tags = symbol(form.openings[0]), symbol(form.closing or "")
+                call = f'{json.dumps(f" to={name}")} {message} {tags[0]} "\\n"? call{index} "\\n"? {tags[1]}'
+            rules.append(f"{rule}: {call}")
+        rules.append(f"last: {answer} {message} {final} | {' | '.join(messages)}")
+        return "\n".join([*rules, *self._schemas]) if form.tags is None else self._grammar(rules, form.keys)
 
     def _body(self, form: CallFormat, opening: str) -> str:
         if not form.is_list:

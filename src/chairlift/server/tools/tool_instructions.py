@@ -7,11 +7,16 @@ of the model, and only the tags that this module writes are encoded as these tok
 from __future__ import annotations
 
 import json
+import time
 from functools import partial
 from typing import Any, Final
 
+from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.loading.text.marked_text import MarkedText, join_marked, template_text
 from chairlift.server.tools.answer_formats import TOOL_CALL_FORMATS, CallFormat
+
+TOOL_VARIABLES: Final = ("tools", "xml_tools", "functions")
+"""Variables of chat templates: a list of tools, in SmolLM3 of functions, and in FireFunction their text."""
 
 INSTRUCTIONS: Final = template_text("""You can call functions. These are there, each described by a JSON schema:
 <tools>
@@ -73,6 +78,13 @@ def with_tools_in_system_message(messages: list[dict[str, Any]], tools: list[dic
         messages = [{"role": "system", "content": ""}, *messages]
     functions = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
     return [{**messages[0], "tools": functions}, *messages[1:]]
+
+
+def written_variables(template: ChatTemplate, tools: list[dict[str, Any]]) -> dict[str, str]:
+    """The variables of FireFunction's chat template, as far as a template reads them: the functions and the date."""
+    functions = json.dumps([tool["function"] for tool in tools], ensure_ascii=False, indent=4)
+    variables = {"functions": functions, "datetime": time.strftime("%Y-%m-%d")}
+    return {name: text for name, text in variables.items() if name in template.variables}
 
 
 def with_written_calls(message: dict[str, Any], form: CallFormat) -> dict[str, Any]:

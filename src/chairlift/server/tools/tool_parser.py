@@ -111,7 +111,8 @@ class ToolParser(MarkerParser):
         elif self._held[0] in SEPARATORS:
             self._take_separator()
         elif self._held[0] == "{":
-            self._start_call(JsonCallScanner(), "{")
+            names = self._names if self._form.has_name_keys else frozenset[str]()
+            self._start_call(JsonCallScanner(names), "{")
             self._held = self._held[1:]
         elif self._form.literals is not None:
             self._start_call(LiteralCallScanner(self._form.literals), "")

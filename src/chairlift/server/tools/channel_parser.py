@@ -1,4 +1,4 @@
-"""Parses answers in the harmony format of gpt-oss: messages in the channels analysis, commentary and final."""
+"""Parses answers that are messages in channels: in the harmony format of gpt-oss, and of Muse Glimmer."""
 
 from __future__ import annotations
 
@@ -6,37 +6,36 @@ import re
 from typing import Final
 
 from chairlift.grammar.answer_start import overlap
+from chairlift.server.tools.answer_formats import MESSAGE, START, CallFormat
 from chairlift.server.tools.answer_parser import DeltaMessage, MarkerParser
 from chairlift.server.tools.reasoning_parser import without_last_break
-from chairlift.structured_outputs import Reasoning
+from chairlift.server.tools.tag_scanner import ToolKinds
+from chairlift.server.tools.tool_parser import NO_KINDS, ToolParser
 
-START: Final = "<|start|>"
-CHANNEL: Final = "<|channel|>"
-MESSAGE: Final = "<|message|>"
-ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", START)
-"""Tokens after which a message is complete. A missing end is followed by the start of the next message."""
-
-BEGINNINGS: Final = (START, CHANNEL, "to=")
-"""The prompt ends with the role, so that an answer begins with a channel or a recipient."""
-
-FINAL_HEADER: Final = CHANNEL + "final" + MESSAGE
-BEFORE_ANSWER: Final = Reasoning(CHANNEL, FINAL_HEADER, ends=(CHANNEL + "commentary",))
 MAX_HEADER_CHARACTERS: Final = 512
 """Longer text before a message is content, which bounds the text that is scanned repeatedly."""
 
-RECIPIENT: Final = re.compile(r"\bto=functions\.([\w.:-]+)")
 
-
-class HarmonyParser(MarkerParser):
-    """Returns messages of the channel analysis as reasoning, those to a known function as tool calls, and others as
-    content. Text outside of messages is content too. Arguments are returned as they are written.
+class ChannelParser(MarkerParser):
+    """Returns messages of reasoning as reasoning, those to a tool as tool calls, and others as content. Text outside of
+    messages is content too. Arguments that are not between tags are returned as they are written.
 
     Args:
-        has_reasoning: whether the channel analysis is reasoning; otherwise it is content.
+        has_reasoning: whether reasoning is returned as such; otherwise it is content.
     """
 
-    def __init__(self, names: frozenset[str], max_calls: int | None = None, has_reasoning: bool = True) -> None:
+    def __init__(
+        self,
+        form: CallFormat,
+        names: frozenset[str],
+        max_calls: int | None = None,
+        has_reasoning: bool = True,
+        kinds: ToolKinds = NO_KINDS,
+    ) -> None:
         super().__init__(self._in_header, names, max_calls)
+        assert form.channels is not None
+        self._channels = form.channels
+        self._tagged = ToolParser(form, names, max_calls, kinds) if form.tags else None
         self._has_reasoning = has_reasoning
         self._is_first = True
         self._part = "content"
@@ -48,15 +47,21 @@ class HarmonyParser(MarkerParser):
             self._add(held)
             if self._part == "call" and (is_complete or not self._written):
                 self._complete_arguments()
-        elif self._is_first or (held.strip() and not held.lstrip().startswith(BEGINNINGS)):
+        elif self._is_first or (held.strip() and not held.lstrip().startswith(self._channels.beginnings)):
             self._piece.content += held
         self._end_reasoning()
+        if self._tagged is not None:
+            self._piece = DeltaMessage.joined([self._piece, self._tagged.finish(is_complete)])
         return self._take_piece()
 
     def _in_header(self) -> bool:
         """Read up to the text of the next message."""
         text = self._held.lstrip()
-        if self._is_first and text and not any(m.startswith(text) or text.startswith(m) for m in BEGINNINGS):
+        if (
+            self._is_first
+            and text
+            and not any(m.startswith(text) or text.startswith(m) for m in self._channels.beginnings)
+        ):
             self._advance = self._in_message
             return True
         header, marker, rest = self._held.partition(MESSAGE)
@@ -71,12 +76,13 @@ class HarmonyParser(MarkerParser):
         return True
 
     def _start_message(self, header: str) -> None:
-        recipient = RECIPIENT.search(header)
-        channel = header.partition(CHANNEL)[2].lstrip()
-        if recipient is not None and recipient[1] in self._names:
+        call = re.search(self._channels.call, header)
+        if call is not None and self._tagged is not None:
+            self._part = "tagged"
+        elif call is not None and call[1] in self._names:
             self._part = "call"
-            self._begin_call(recipient[1])
-        elif channel.startswith("analysis") and self._has_reasoning:
+            self._begin_call(call[1])
+        elif re.search(self._channels.reasoning, header) and self._has_reasoning:
             self._part = "reasoning"
             return
         else:
@@ -84,7 +90,7 @@ class HarmonyParser(MarkerParser):
         self._end_reasoning()
 
     def _in_message(self) -> bool:
-        text, end = self._take_until(ENDS)
+        text, end = self._take_until(self._channels.ends)
         self._add(text)
         if end is None:
             return False
@@ -106,5 +112,7 @@ class HarmonyParser(MarkerParser):
             text = self._space + text
             self._piece.reasoning += (shown := text.rstrip())
             self._space = text[len(shown) :]
+        elif self._part == "tagged" and self._tagged is not None:
+            self._piece = DeltaMessage.joined([self._piece, self._tagged.feed(text)])
         else:
             self._add_arguments(text)
