@@ -254,7 +254,7 @@ LISTED: Final = {
     "glm45": "<tool_call>%s</tool_call>",
     "apertus": "<|tools_prefix|>[%s]<|tools_suffix|>",
     "solar_open": "<|tool_calls|>%s<|calls|>",
-    "gigachat3": "function call<|role_sep|>\n%s<|message_sep|>",
+    "gigachat3": "<|message_sep|>\n\nfunction call<|role_sep|>\n%s<|message_sep|>",
     "deepseek_v4": "<｜DSML｜tool_calls>%s</｜DSML｜tool_calls>",
     "minimax_m3": f"{M3}<tool_call>%s{M3}</tool_call>",
     "hy_v3": "<tool_calls:opensource>%s</tool_calls:opensource>",

@@ -62,8 +62,8 @@ class NoTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return b""
 
-    def has_special(self, text: str) -> bool:
-        return False
+    def special_tokens_in(self, text: str) -> list[str]:
+        return []
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,9 +40,6 @@ ANSWER: Final = "answer"
 """The name of the grammar of the constraint, to which the grammar of tool calls is an alternative."""
 
 CALLS: Final = "calls"
-TAG: Final = re.compile(r"(<[^<>]+>)")
-"""What may be a special token within a marker."""
-
 RELAXABLE: Final = re.compile(r"^// relaxable (.+)\n(\w+): (%json .+|%lark \{\n(?:.+\n)*?\})$", re.MULTILINE)
 """A rule of the grammar of tool calls with the schema of a tool that is not strict."""
 
@@ -116,7 +113,7 @@ def complete_grammar(constraint: StructuredOutputs, tokenizer: Callable[[], Toke
 def _reasoning_rules(reasoning: Reasoning, tokenizer: Tokenizer, body: str) -> list[str]:
     opening, closing = marker_symbol(reasoning.opening, tokenizer), marker_symbol(reasoning.closing, tokenizer)
     limit = reasoning.max_tokens
-    thoughts = f"{opening}? rest" if reasoning.is_inside else f"({opening} rest){'?' * (limit is None)}"
+    thoughts = f"({opening})? rest" if reasoning.is_inside else f"({opening} rest){'?' * (limit is None)}"
     rules = [f"start: {thoughts} {body}", "TEXT: /(.|\\n)*/", "BREAK: /\\n*/"]
     head, *tail = (re.escape(each).replace("/", "\\/") for each in reasoning.closing)
     beginning = f"{head}{''.join(f'({each}' for each in tail[:-1])}{')?' * (len(tail) - 1)}"
@@ -126,11 +123,10 @@ def _reasoning_rules(reasoning: Reasoning, tokenizer: Tokenizer, body: str) -> l
 
 
 def marker_symbol(text: str, tokenizer: Tokenizer) -> str:
-    """Return a marker as symbols of Lark: the special token that it is, or else those in it and strings."""
-    if tokenizer.is_special(text):
-        return f"<[{tokenizer.token_to_id(text)}]>"
-    parts = [part for part in re.split(TAG, text) if part]
-    return json.dumps(text) if len(parts) < 2 else " ".join(marker_symbol(part, tokenizer) for part in parts)
+    """Return a marker as symbols of Lark: of the special token that it is, or of those in it and the text between."""
+    tokens = tokenizer.special_tokens_in(text)
+    parts = re.split(f"({'|'.join(map(re.escape, tokens))})", text) if tokens else [text]
+    return " ".join(f"<[{tokenizer.token_to_id(p)}]>" if p in tokens else json.dumps(p) for p in parts if p)
 
 
 def reject(constraint: StructuredOutputs, problem: str) -> NoReturn:

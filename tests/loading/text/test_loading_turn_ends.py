@@ -19,6 +19,7 @@ from chairlift.loading.model_source import GGUFSource
 from chairlift.loading.text.end_tokens import add_listed_ends
 from chairlift.loading.text.template_check import add_turn_ends, end_of_turn
 from chairlift.loading.text.tokenizer import Tokenizer
+from support.call_templates import WRITING
 from support.chat_templates import TEMPLATES
 from support.chat_tokenizers import BACKENDS
 from support.gguf_files import gguf_name, write_gguf, write_tokenizer_gguf
@@ -55,6 +56,22 @@ def test_end_of_turn(name: str, end: str | None) -> None:
     made = tokenizer(TEMPLATES[name])
     found = end_of_turn(made)
     assert (None if found is None else made.id_to_token(found)) == end
+
+
+@pytest.mark.parametrize(
+    ("name", "token"),
+    [
+        ("kimi_k3", "<|close|>"),
+        ("gigachat3", "<|message_sep|>"),
+        ("solar_open", "<|end|>"),
+        ("muse_glimmer", "<|eot|>"),
+    ],
+)
+def test_a_token_between_the_messages_of_a_turn_is_no_end(name: str, token: str) -> None:
+    backend = BACKENDS["byte_level"]()
+    backend.add_special_tokens([token])
+    found = end_of_turn(Tokenizer(backend, special_tokens={"bos_token": "<s>"}, chat_template=WRITING[name][1]))
+    assert found == (backend.token_to_id(token) if name == "muse_glimmer" else None)
 
 
 @pytest.mark.parametrize("template", [None, "{{ raise_exception('no') }}", "{% if %}", "{{ messages|length }}"])

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import llguidance
+import numpy as np
 import pytest
 
 from chairlift.errors import RequestError
-from chairlift.grammar.compiler import CompiledGrammar, GrammarCompiler
+from chairlift.grammar.compiler import CompiledGrammar, GrammarCompiler, num_words
 from chairlift.grammar.followed_schema import SCHEMA_LISTS, SCHEMA_MAPS, UNFOLLOWED, FollowedSchema
+from chairlift.grammar.grammar_text import marker_symbol
 from chairlift.loading.text.hf_tokenizer import folder_tokenizer
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.server.protocol.tools import FunctionTool
-from chairlift.server.tools.answer_formats import TOOL_CALL_FORMATS
+from chairlift.server.tools.answer_formats import REASONING_FORMATS, TOOL_CALL_FORMATS
 from chairlift.server.tools.answer_parser import AnswerParser, DeltaMessage
 from chairlift.server.tools.channel_parser import ChannelParser
 from chairlift.server.tools.tool_constraints import TEXT, CallGrammar
@@ -298,3 +303,54 @@ def test_any_json_is_reduced_to_an_object_schema() -> None:
 def test_what_is_left_out_has_short_names() -> None:
     schema = {"properties": {"k" * 10_000: {"properties": {str(i): {"not": {"type": "null"}} for i in range(2)}}}}
     assert FollowedSchema(schema).left_out == [f"properties.{'k' * 89}"] * 2
+
+
+XTML = '<|open|>tools<|sep|>{"name": "f", "arguments": {"ok": true}}<|close|>tools<|sep|>'
+RESPONSE = "<|open|>response<|sep|>So.<|close|>response<|sep|>"
+SOLAR = '<|begin|>assistant<|tool_calls|>{"name": "f", "arguments": {"ok": true}}<|calls|>'
+WITH_SPECIAL = {
+    "kimi_k3": (RESPONSE, RESPONSE + XTML, XTML, "So."),
+    "solar_open": ("<|content|>So.<|end|>", f"<|begin|>assistant<|content|>So.<|end|>{SOLAR}", SOLAR),
+    "gigachat3": ("So.", f"So.<|message_sep|>\n\nfunction call<|role_sep|>\n{CALL}<|message_sep|>"),
+    "apertus": ("So.", f"So. <|tools_prefix|>[{CALL}]<|tools_suffix|>"),
+    "minimax_m3": ("So.", f"]<]minimax[>[<tool_call>\n{CALL}\n]<]minimax[>[</tool_call>"),
+    "muse_glimmer": (
+        " to=user<|message|>So.",
+        f" to=self<|message|>Hm.<|eom|><|start|>assistant to=f<|message|><atem:function_calls>\n{CALL}\n"
+        "</atem:function_calls>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITH_SPECIAL)
+def test_calls_of_strict_tools_are_followed_between_special_tokens(name: str, tmp_path: Path) -> None:
+    backend = folder_tokenizer(write_byte_tokenizer(tmp_path)).backend
+    tokens = re.findall(r"<\|[\w:]+\|>|\]<\]minimax\[>\[", "".join(WITH_SPECIAL[name]))
+    backend.add_special_tokens(list(dict.fromkeys(tokens)))
+    tokenizer = Tokenizer(backend, special_tokens={})
+    compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
+    compiler.has_checker = False
+    form, calls = TOOL_CALL_FORMATS[name], CallGrammar([STRICT], is_parallel=True)
+    symbol = partial(marker_symbol, tokenizer=tokenizer)
+    special = REASONING_FORMATS[name].special if name in REASONING_FORMATS else ()
+    if form.channels is not None:
+        text = calls.in_channels(form, symbol, "TEXT")
+    else:
+        text = calls.in_format(form, symbol, True, special)
+    grammar = compiler.compile(StructuredOutputs(calls=text))
+    for answer in WITH_SPECIAL[name]:
+        ids = tokenizer.encode(answer, add_special_tokens=False)
+        assert is_allowed(grammar, [*ids, EOS]), answer
+        if "true" in answer:
+            assert not is_allowed(grammar, tokenizer.encode(answer.replace("true", "1"), add_special_tokens=False))
+
+
+def is_allowed(grammar: CompiledGrammar, ids: list[int]) -> bool:
+    matcher, bits = grammar.matcher(), np.zeros(num_words(VOCAB_SIZE), np.uint32)
+    for token in ids:
+        matcher.fill(bits)
+        assert matcher.error is None, matcher.error
+        if not bits[token // 32] >> np.uint32(token % 32) & np.uint32(1):
+            return False
+        matcher.advance([token])
+    return True

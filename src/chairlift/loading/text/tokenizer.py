@@ -251,9 +251,10 @@ class Tokenizer:
         """Whether a text is one special token, which `skip_special_tokens` omits."""
         return self.token_to_id(text) in self.special_token_ids
 
-    def has_special(self, text: str) -> bool:
-        """Whether a text is or contains a special token."""
-        return any(token_id in self.special_token_ids for token_id in self.encode(text, add_special_tokens=False))
+    def special_tokens_in(self, text: str) -> list[str]:
+        """The special tokens that occur in a text."""
+        ids = self.special_token_ids.intersection(self.encode(text, add_special_tokens=False))
+        return [token for token in map(self.id_to_token, ids) if token and token in text]
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> MarkedText:
         """Render the prompt of a conversation; see ChatTemplate.render for the options.

@@ -141,14 +141,18 @@ class _ToolSelection:
         return self.mode == "auto" and structure.kind not in ("regex", "grammar")
 
     def constraint(
-        self, structure: StructuredOutputs | None, family: CallFormat, symbol: Callable[[str], str]
+        self,
+        structure: StructuredOutputs | None,
+        family: CallFormat,
+        symbol: Callable[[str], str],
+        special: tuple[str, ...],
     ) -> tuple[StructuredOutputs | None, list[str]]:
         """The constraint of an answer (the body's, calls, or either), and what of the schemas it does not follow.
 
         A regular expression or a grammar of the body is the constraint of the whole text, including its calls.
 
         Args:
-            symbol: as for `CallGrammar.in_format`.
+            symbol, special: as for `CallGrammar.in_format`.
         """
         if not self.is_forced and not self.has_own_calls(structure):
             return structure, []
@@ -159,7 +163,7 @@ class _ToolSelection:
         if family.channels is not None:
             calls = grammar.in_channels(family, symbol, "TEXT" if structure is None else f"@{ANSWER}")
         else:
-            calls = grammar.in_format(family, symbol, has_text=structure is None)
+            calls = grammar.in_format(family, symbol, structure is None, special)
         constraint = StructuredOutputs(calls=calls) if structure is None else replace(structure, calls=calls)
         return constraint, grammar.ignored
 
@@ -274,7 +278,7 @@ class ModelPlanner:
         tokenizer = self.engine.tokenizer
         assert isinstance(tokenizer, Tokenizer), "a conversation has been rendered"
         symbol = partial(marker_symbol, tokenizer=tokenizer)
-        constraint, ignored = tools.constraint(structure, self._calls, symbol)
+        constraint, ignored = tools.constraint(structure, self._calls, symbol, self._special_tags)
         if constraint is None and reasoning is not None and reasoning.max_tokens is not None:
             constraint = StructuredOutputs(calls=ANY_TOKENS)
         overrides["structured_outputs"] = None if constraint is None else replace(constraint, reasoning=reasoning)
@@ -295,7 +299,7 @@ class ModelPlanner:
     def _special_markers(self) -> frozenset[str]:
         """The markers of calls and reasoning that contain special tokens."""
         tags = () if self._reasoning is None else (self._reasoning.opening, self._reasoning.closing)
-        return frozenset(filter(self.engine.tokenizer.has_special, (*self._calls.markers, MESSAGE, *tags)))
+        return frozenset(filter(self.engine.tokenizer.special_tokens_in, (*self._calls.markers, MESSAGE, *tags)))
 
     def _reasoning_in(self, prompt: str, body: ChatCompletionRequest) -> Reasoning | None:
         """The reasoning that an answer to this prompt may begin with; None if the prompt has already ended it."""
@@ -308,6 +312,12 @@ class ModelPlanner:
         max_tokens = None if body.continue_final_message else body.thinking_token_budget
         is_inside = is_implied or end.endswith(form.opening)
         return Reasoning(form.opening, form.closing, is_inside, form.label, max_tokens, self._answer_tag)
+
+    @cached_property
+    def _special_tags(self) -> tuple[str, ...]:
+        """Tags that are no part of an answer, with or without a parser of reasoning."""
+        shown = self._reasoning or reasoning_format("auto", self._template)
+        return () if shown is None else shown.special
 
     @property
     def _answer_tag(self) -> str:
@@ -351,8 +361,8 @@ class ModelPlanner:
                 ChannelParser, self._calls, tools.names, tools.max_calls, has_reasoning, tools.kinds(self._calls)
             )
         rest: Callable[[], AnswerParser] = tools.new_parser(self._calls)
-        if (shown := self._reasoning or reasoning_format("auto", self._template)) is not None and shown.special:
-            rest = partial(SpecialTagParser, shown.special, rest)
+        if self._special_tags:
+            rest = partial(SpecialTagParser, self._special_tags, rest)
         answer = rest
         openings = self._calls.openings if tools.mode == "auto" else ()
         if self._reasoning is not None and (tags := self._reasoning.answer) is not None:

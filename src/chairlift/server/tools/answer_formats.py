@@ -188,10 +188,7 @@ TOOL_CALL_FORMATS: Final[dict[str, CallFormat]] = {
         ("<|tool_calls|>", "<|tool_call:begin|>"), "<|calls|>", named=SOLAR, skipped=("<|tool_call:end|>",)
     ),
     "solar_open2": CallFormat(("<|tool_call:start|>",), "<|tool_call:end|>", tags=SOLAR_TAGS),
-    "gigachat3": CallFormat(
-        ("<|message_sep|>\n\nfunction call<|role_sep|>", "function call<|role_sep|>", "<|function_call|>"),
-        "<|message_sep|>",
-    ),
+    "gigachat3": CallFormat(("<|message_sep|>\n\nfunction call<|role_sep|>", "<|function_call|>"), "<|message_sep|>"),
     "apertus": CallFormat(("<|tools_prefix|>",), "<|tools_suffix|>", is_list=True, has_name_keys=True),
     "kimi_k2": CallFormat(KIMI_MARKS, "<|tool_calls_section_end|>", named=KIMI, skipped=("<|tool_call_end|>",)),
     "functiongemma": CallFormat(("<start_function_call>",), "<end_function_call>", literals=FUNCTION_GEMMA),

@@ -50,24 +50,30 @@ class CallGrammar:
     def json_list(self) -> str:
         return self._grammar([f"start: {self._list()}"], FORCED_CALLS.keys)
 
-    def in_format(self, form: CallFormat, symbol: Callable[[str], str], has_text: bool) -> str:
+    def in_format(
+        self, form: CallFormat, symbol: Callable[[str], str], has_text: bool, special: tuple[str, ...] = ()
+    ) -> str:
         """Calls as JSON after the openings of a format, which is read in every format.
 
         Args:
-            symbol: the symbol of a marker in the grammar: a special token or a string.
+            symbol: the symbols of a marker in the grammar: special tokens and strings.
             has_text: permits any text before, between and after the calls.
+            special: tags that are permitted in the text if they begin with a special token.
         """
-        before = "" if not has_text else "OTHER " if form.is_bare else "TEXT "
+        tags = [tag for tag in map(symbol, special) if tag.startswith("<[")]
+        text = f"TEXT (({' | '.join(tags)}) TEXT)*" if tags else "TEXT"
+        before = "" if not has_text else "OTHER " if form.is_bare else f"{text} "
         bodies: list[str] = []
         rules: list[str] = []
         for index, marker in enumerate(form.openings):
             is_lazy = before and not symbol(marker).startswith("<[")
-            rules.append(f"opening{index}{'[lazy]' if is_lazy else ''}: {before}{symbol(marker)}")
+            preceding = "TEXT " if is_lazy and tags else before
+            rules.append(f"opening{index}{'[lazy]' if is_lazy else ''}: {preceding}{symbol(marker)}")
             bodies.append(f"opening{index} {self._body(form, marker)}")
         closing = f"(SPACE {symbol(form.closing)})?" if form.closing else ""  # Some openings need no closing.
         rules.append(f"opened: ({' | '.join(bodies)}) {closing}")
         several = "+" if self._is_parallel else ""
-        starts = [f"opened{several} {'TEXT' if has_text else ''}"]
+        starts = [f"opened{several} {text if has_text else ''}"]
         starts += [f"SPACE {self._list() if form.is_list or form.is_python else 'call'}"] if form.is_bare else []
         starts += [before] if before else []
         return self._grammar([f"start: {' | '.join(starts)}", TEXT, OTHER, SPACE, *rules], form.keys)
