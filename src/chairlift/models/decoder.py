@@ -132,6 +132,8 @@ class DecoderModel:
         device = next(iter(backends)).device
         table = kernels.load_matrix(weights, config.embedding.parts, config.embedding.in_features)
         self.embedding = kernels.make_embedding(table)
+        embedding_norm = config.embedding_norm
+        self._embedding_norm = None if embedding_norm is None else builder.norm_of_rows(embedding_norm)
         self.position_table = builder.table(config.positions)
         self.project_in = None if config.project_in is None else builder.linear(config.project_in)
         max_positions = config.max_position_embeddings
@@ -276,7 +278,7 @@ class DecoderModel:
             x = self.project_in(x)
         if self.position_table is not None and self.config.positions is not None:
             x = x.add_(self.position_table[positions + self.config.positions.offset])
-        return x
+        return x if self._embedding_norm is None else self._embedding_norm(x, None)
 
 
 def build_model(

@@ -55,7 +55,7 @@ class EncoderModel:
         self._positions = builder.table(config.positions)
         types = builder.table(self._spec.token_types)
         self._types = None if types is None else types.clone()
-        norm = self._spec.embedding_norm
+        norm = config.embedding_norm
         self._embedding_norm = None if norm is None else builder.norm_of_rows(norm)
         self._rotary_tables = [
             RotaryTable(rope, size, config.max_position_embeddings, device, None) for rope, size in config.ropes

@@ -144,8 +144,11 @@ class LayerBuilder:
             bias = self.weights.tensor(f"{norm.name}.bias", (norm.size,)) if norm.has_bias else torch.zeros_like(weight)
         return Prologue(norm.kind, weight, bias, norm.eps)
 
-    def norm_weight(self, name: str, size: int, offset: float) -> torch.Tensor:
+    def norm_weight(self, name: str | None, size: int, offset: float = 0.0) -> torch.Tensor:
         """Load the weight of a norm, and add `offset`. Each product after a norm has a copy of its weight."""
+        if name is None:
+            shape = next(iter(self.backends))
+            return torch.ones(size, dtype=shape.dtype, device=shape.device)
         weight = self.weights.tensor(f"{name}.weight", (size,))
         is_copied = name in self._loaded_norms
         self._loaded_norms.add(name)

@@ -59,9 +59,10 @@ def _small_values(config: ModelConfig, size: int) -> list[MemoryItem]:
         counts["norm of per-layer inputs"] = inputs.norm.num_values
     if table is not None:
         counts["positions"] = table.num_values
-    if (encoder := config.encoder) is not None:
-        parts = (each for each in (encoder.token_types, encoder.embedding_norm) if each is not None)
-        counts["token types and norm of embeddings"] = sum(each.num_values for each in parts)
+    if config.encoder is not None and config.encoder.token_types is not None:
+        counts["token types"] = config.encoder.token_types.num_values
+    if config.embedding_norm is not None:
+        counts["norm of embeddings"] = config.embedding_norm.num_values
     if norm is not None:
         counts["final norm"] = norm.num_values
     if config.predictor is not None:

@@ -73,7 +73,8 @@ def _read(fields: ConfigFields, name: str, offset: int, classifier: ClassifierSp
         head=MatrixSpec(LM_HEAD, LM_HEAD, words, hidden),
         tie_word_embeddings=True,
         unneeded_modules=("pooler.dense",) if classifier is None else (),
-        encoder=EncoderSpec(norm(tables), types, classifier),
+        embedding_norm=norm(tables),
+        encoder=EncoderSpec(types, classifier),
     )
 
 

@@ -62,9 +62,8 @@ def _read(fields: ConfigFields, classifier: bool) -> ModelConfig:
         final_norm=norm("final_norm"),
         head=MatrixSpec(LM_HEAD, LM_HEAD, (("embeddings.tok_embeddings", vocab),), hidden),
         tie_word_embeddings=True,
-        encoder=EncoderSpec(
-            norm("embeddings.norm"), None, _read_classifier(fields, norm("head.norm")) if classifier else None
-        ),
+        embedding_norm=norm("embeddings.norm"),
+        encoder=EncoderSpec(classifier=_read_classifier(fields, norm("head.norm")) if classifier else None),
     )
 
 

@@ -58,7 +58,8 @@ class HeadNormSpec:
     """RMSNorm of query and key, with the parameters `<query>.weight` and `<key>.weight`.
 
     Attributes:
-        key: None in a layer that reads K and V of another layer.
+        query: None for norms without parameters, see NormSpec.
+        key: None as well, or in a layer that reads K and V of another layer.
         norms_values: whether the heads of V have an RMSNorm too, without a weight.
         follows_rotation: whether the norm comes after the rotation instead of before it (HunYuan).
         weight_offset: see NormSpec.
@@ -66,7 +67,7 @@ class HeadNormSpec:
             head by the same weights [head_dim].
     """
 
-    query: str
+    query: str | None
     key: str | None
     eps: float
     weight_offset: float = 0.0
@@ -75,8 +76,8 @@ class HeadNormSpec:
     follows_rotation: bool = False
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return (self.query,) if self.key is None else (self.query, self.key)
+    def names(self) -> tuple[str | None, ...]:
+        return (self.query,) if self.key is None and self.query is not None else (self.query, self.key)
 
 
 @dataclass(frozen=True, slots=True)

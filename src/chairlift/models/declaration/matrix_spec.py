@@ -26,6 +26,7 @@ class NormSpec:
     """A norm of rows of `size` values, with the parameters `<name>.weight` and, for LayerNorm, `<name>.bias`.
 
     Attributes:
+        name: None for an RMSNorm without a parameter, whose weight is 1.
         weight_offset: the number that is added to the weight of the checkpoint: 1 for Gemma's, whose weights are
             differences from 1.
         weight_multiplier: the factor of the weight of the checkpoint.
@@ -33,7 +34,7 @@ class NormSpec:
     """
 
     kind: Literal["rms_norm", "layer_norm"]
-    name: str
+    name: str | None
     size: int
     eps: float
     weight_offset: float = 0.0

@@ -99,12 +99,10 @@ class EncoderSpec:
     """What distinguishes an encoder from a decoder: the tokens of a text attend to one another in both directions.
 
     Attributes:
-        embedding_norm: the norm of the sum of embeddings, or None.
         token_types: the table of token types, whose first row applies to single texts; or None.
         classifier: the head of a cross-encoder, or None.
     """
 
-    embedding_norm: NormSpec | None = None
     token_types: PositionTableSpec | None = None
     classifier: ClassifierSpec | None = None
 
@@ -126,6 +124,7 @@ class ModelConfig:
         final_norm: the norm before the head, or before project_out if there is one.
         project_in, project_out: the projections from the width of a word vector to hidden_size and back, or None if the
             widths are equal.
+        embedding_norm: the norm of the sum of embeddings, or None.
         embedding_multiplier, logits_multiplier: the factors of the embedding's and of the head's output.
         logits_soft_cap: c in c * tanh(logits / c), which is applied after the multiplier, or None.
         unneeded_modules: the modules of which checkpoints may have parameters that no layer needs.
@@ -152,6 +151,7 @@ class ModelConfig:
     positions: PositionTableSpec | None = None
     project_in: MatrixSpec | None = None
     project_out: MatrixSpec | None = None
+    embedding_norm: NormSpec | None = None
     embedding_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     logits_soft_cap: float | None = None
@@ -271,20 +271,17 @@ class ModelConfig:
 
     @property
     def norm_names(self) -> Iterator[str]:
-        """The names of all norms."""
-        for layer in self.all_layers:
-            yield from (norm.name for norm in layer.norms)
-        if self.per_layer_inputs is not None:
-            yield self.per_layer_inputs.norm.name
-        if self.final_norm is not None:
-            yield self.final_norm.name
-        if self.predictor is not None:
-            yield from (norm.name for norm in self.predictor.norms)
-        if self.encoder is not None:
-            if self.encoder.embedding_norm is not None:
-                yield self.encoder.embedding_norm.name
-            if (classifier := self.encoder.classifier) is not None and classifier.norm is not None:
-                yield classifier.norm.name
+        """The names of all norms that have parameters."""
+        inputs, classifier = self.per_layer_inputs, None if self.encoder is None else self.encoder.classifier
+        norms = (
+            *(norm for layer in self.all_layers for norm in layer.norms),
+            None if inputs is None else inputs.norm,
+            self.embedding_norm,
+            self.final_norm,
+            *(() if self.predictor is None else self.predictor.norms),
+            None if classifier is None else classifier.norm,
+        )
+        yield from (norm.name for norm in norms if norm is not None and norm.name is not None)
 
     @property
     def _projections(self) -> tuple[MatrixSpec, ...]:
