@@ -27,7 +27,7 @@ from chairlift.models.registry import read_hf_config
 from support.native import needs_native
 from support.position_logprobs import first_logprobs
 from support.shared_models import shared_model
-from support.tiny_models import EVERY_ARCHITECTURE, TINY_MODELS, architectures_with, make_tiny_config
+from support.tiny_models import EVERY_ARCHITECTURE, TINY_MODELS, architectures_with, load_reference, make_tiny_config
 
 NEW_TOKENS = 20
 SQUEEZES: dict[str, dict[str, Any]] = {
@@ -81,7 +81,7 @@ def reference_tokens(folder: Path, answers: list[list[int]]) -> list[list[int]]:
     One pass over a prompt and its answer shows whether the answer is greedy. Other answers are generated again.
     """
     if folder not in REFERENCES:
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        model = load_reference(folder)
         model.generation_config = transformers.GenerationConfig(
             max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0, bos_token_id=1
         )

@@ -65,7 +65,7 @@ WHOLE_NAMES = {
     "self_attn.A_log": "ssm_a",
     "self_attn.dt_bias": "ssm_dt.bias",
     **{f"{mixer}.gate.e_score_correction_bias": "exp_probs_b.bias" for mixer in ("mixer", "block_sparse_moe")},
-    **{f"mlp.{router}.e_score_correction_bias": "exp_probs_b.bias" for router in ("gate", "moe_statics")},
+    **{f"mlp.{router}.e_score_correction_bias": "exp_probs_b.bias" for router in ("gate", "moe_statics", "experts")},
     "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.expert_bias": "exp_probs_b.bias",
@@ -240,6 +240,8 @@ AFMOE = {
     "pre_mlp_layernorm": "ffn_norm",
 }
 LAYER_NORMS = {
+    "self_attn.g_proj": "attn_gate",
+    "self_attn.gate_proj": "attn_gate",
     "post_self_attn_layernorm": "post_attention_norm",
     "post_mlp_layernorm": "post_ffw_norm",
     "attention_layernorm": "attn_norm",
@@ -717,6 +719,38 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "feed_forward_length": [0, 40, 0, 40, 40],
         "moe_latent_size": 24,
     },
+    "laguna": {
+        "block_count": 5,
+        "attention.head_count": [4, 6, 2, 6, 4],
+        "attention.key_length": 24,
+        "attention.value_length": 24,
+        "attention.sliding_window": 20,
+        "rope.dimension_count": 12,
+        "rope.dimension_count_swa": 24,
+        "rope.freq_base_swa": 300.0,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 64,
+        "rope.scaling.yarn_attn_factor": 1.3,
+        "leading_dense_block_count": 1,
+        "expert_count": 6,
+        "expert_used_count": 3,
+        "expert_feed_forward_length": 40,
+        "expert_shared_feed_forward_length": 48,
+        "expert_weights_scale": 1.7,
+        "expert_weights_norm": True,
+        "expert_gating_func": 2,
+    },
+    "muse_glimmer": {
+        "block_count": 5,
+        "attention.layer_norm_rms_epsilon": 1e-3,
+        "attention.key_length": 24,
+        "attention.value_length": 24,
+        "attention.sliding_window": 20,
+        "attention.sliding_window_pattern": [False, True, True, True, False],
+        "final_logit_softcapping": 7.0,
+        "logit_scale": 0.3,
+    },
     "gemma4": {
         "block_count": 6,
         "attention.sliding_window": 20,
@@ -737,6 +771,7 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
     },
 }
 OVERRIDES: dict[str, dict[str, Any]] = {
+    "muse_glimmer": {"post_norm_eps": 1e-8},
     "gemma2": {"query_pre_attn_scalar": 24},
     "gemma3": {"query_pre_attn_scalar": 16},
     "gemma4": {"vocab_size_per_layer_input": 256},
@@ -770,6 +805,7 @@ PREDICTOR = {
 INTERLEAVED = (
     "llama", "mistral", "granite", "granite4", "granite4_h", "granite4_h_moe", "smollm3", "ministral3", "mixtral",
     "granitemoe", "granitemoeshared", "arcee", "granite_swa", "granitemoe_swa",
+    "muse_glimmer",
 )  # fmt: skip
 ARCHITECTURE_NAMES = {
     "mistral": "llama",
@@ -802,6 +838,7 @@ ARCHITECTURE_NAMES = {
     "falcon_h1": "falcon-h1",
     "nemotron3": "nemotron_h_moe",
     "granitemoe_swa": "granite_swa",
+    "muse_glimmer": "muse-glimmer",
 }
 """The names of architectures in GGUF files, where they differ."""
 
@@ -811,7 +848,9 @@ SAME_MODELS = {"exaone": "llama", "qwen2vl": "qwen2", "qwen3vl": "qwen3", "qwen3
 
 MAMBA_ARCHITECTURES = ("granite4_h", "granite4_h_moe", "falcon_h1", "nemotron_h", "nemotron_h_moe", "nemotron3")
 LATENT_ARCHITECTURES = ("deepseek2", "glm4moe", "mistral4", "minicpm3", "kimi-linear")
-NORMED_BRANCHES = ("gemma", "olmo2", "olmo3", "exaone4", "gpt", "seed_oss", "glm4_moe", "solar_open")
+NORMED_BRANCHES = (
+    "gemma", "olmo2", "olmo3", "exaone4", "gpt", "seed_oss", "glm4_moe", "solar_open", "muse_glimmer",
+)  # fmt: skip
 LARGER_EPS = (
     "ernie4_5", "olmo2", "olmo3", "exaone4", "olmoe", "phi3", "ministral3", "mixtral", "gpt_oss", "lfm2", "lfm2_moe",
     "falcon_h1", "nemotron_h", "nemotron_h_moe", "nemotron3", "glm4_moe_lite", "glm4_moe", "arcee", "hunyuan",
@@ -861,7 +900,7 @@ def convert_tensor(name: str, tensor: torch.Tensor, arch: str) -> torch.Tensor:
         return convert_delta(name, tensor, is_tiled=arch != "qwen3_next")
     if arch in MAMBA_ARCHITECTURES:
         tensor = convert_mamba(name, tensor, arch)
-    if arch in ("gemma", "gemma2", "gemma3") and "norm" in name:
+    if (arch in ("gemma", "gemma2", "gemma3") and "norm" in name) or (arch == "muse_glimmer" and "layernorm" in name):
         return tensor + 1
     if arch in INTERLEAVED and ("q_proj" in name or "k_proj" in name):
         heads = 4 if "q_proj" in name else 2
@@ -949,6 +988,16 @@ def split_latent(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return found
 
 
+def with_head_norms(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The text model of Muse Glimmer with norms of its 5 layers whose weights contain the factor of queries."""
+    prefix = "model.language_model."
+    found = {name.replace(prefix, "model."): each for name, each in tensors.items() if name.startswith((prefix, "lm"))}
+    norms = {"q_norm": 1.7, "k_norm": 1.0}
+    for layer in range(5):
+        found |= {f"model.layers.{layer}.self_attn.{name}.weight": torch.full((24,), norms[name]) for name in norms}
+    return found
+
+
 def split_transposed_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Divide the tensor with the alternate rows of gate and up of all experts of gpt-oss, and transpose matrices."""
     found = {}
@@ -1031,6 +1080,8 @@ def write_gguf(
             add_value(writer, f"{name}.{key}", value)
     tensors = load_file(folder / "model.safetensors")
     tensors = {name.replace("backbone.", "model.", 1): tensor for name, tensor in tensors.items()}
+    if arch == "muse_glimmer":
+        tensors = with_head_norms(tensors)
     if arch == "qwen3_next":
         tensors = split_grouped(tensors)
     for parameter in ("alpha_p", "alpha_n", "beta", "eps") if arch == "apertus" else ():

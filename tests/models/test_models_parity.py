@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from chairlift.loading.safetensors_weights import SafetensorsWeights
 from chairlift.models.decoder import DecoderModel, build_model
@@ -19,6 +18,7 @@ from chairlift.models.registry import read_hf_config
 from support.native import unavailable_reason
 from support.packed_steps import Tables, pack
 from support.recurrences import state_step
+from support.tiny_models import load_reference
 
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
@@ -293,6 +293,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "muse_glimmer": ("muse_glimmer", {}),
+    "muse_glimmer-biases": (
+        "muse_glimmer",
+        {"attention_bias": True, "layer_rope_theta": [1e4, 0, 0, 1e4, 1e4], "layer_types": ["full_attention"] * 5},
+    ),
+    "laguna": ("laguna", {}),
+    "laguna-values": (
+        "laguna",
+        {
+            "gating": "per-element",
+            "attention_bias": True,
+            "num_attention_heads_per_layer": None,
+            "layer_types": None,
+            "mlp_layer_types": ["sparse", "dense", "sparse", "dense", "sparse"],
+            "rope_parameters": None,
+        },
+    ),
     "opt": ("opt", {}),
     "opt-projections": ("opt", {"word_embed_proj_dim": 32}),
     "opt-norm-after": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
@@ -329,7 +346,7 @@ def prompts() -> dict[int, list[int]]:
 
 @cache
 def expected_logits(folder: Path) -> dict[int, torch.Tensor]:
-    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    oracle = load_reference(folder, attn_implementation="eager")
     return {sequence: oracle(torch.tensor([tokens])).logits[0] for sequence, tokens in prompts().items()}
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM
+
+from support.tiny_models import load_reference
 
 SIZE = 0.3
 """The standard deviation of the weights, so that adapters change most tokens."""
@@ -33,7 +34,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 def write_adapter(model: Path, folder: Path, seed: int = 0, **config: Any) -> Path:
     """Write an adapter of the model in `model`, as PEFT saves it."""
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    base = load_reference(model)
     adapted = get_peft_model(base, LoraConfig(**config))
     draw = torch.Generator().manual_seed(seed)
     for name, parameter in adapted.named_parameters():
@@ -45,5 +46,5 @@ def write_adapter(model: Path, folder: Path, seed: int = 0, **config: Any) -> Pa
 
 def merged_model(model: Path, adapter: Path | None) -> Any:
     """The model of transformers with the adapter merged into its weights."""
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
+    base = load_reference(model, attn_implementation="eager")
     return base if adapter is None else PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()

@@ -7,7 +7,9 @@ properties as columns: a case beyond them repeats another one.
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -53,6 +55,10 @@ MINISTRAL3_ROPE: dict[str, Any] = {
     "mscale": 1.0,
     "mscale_all_dim": 1.5,
     "llama_4_scaling_beta": 0.7,
+}
+LAGUNA_ROPES: dict[str, Any] = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 1.0},
+    "full_attention": {**YARN_ROPE, "partial_rotary_factor": 0.5, "attention_factor": 1.3},
 }
 HUNYUAN_ROPE: dict[str, Any] = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 5.0, "factor": 1.0}
 OLMO3_ROPES: dict[str, Any] = {
@@ -639,6 +645,37 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": LONG_ROPE,
         },
     ),
+    "muse_glimmer": (
+        "MuseGlimmer",
+        {
+            **TINY_GATED,
+            "num_hidden_layers": 5,
+            "head_dim": 24,
+            "sliding_window": 20,
+            "rms_norm_eps": 1e-3,
+            "post_norm_eps": 1e-2,
+            "qk_scale_factor": 1.7,
+            "output_multiplier": 0.3,
+            "final_logit_softcapping": 7.0,
+        },
+    ),
+    "laguna": (
+        "Laguna",
+        {
+            **TINY_GATED,
+            "num_hidden_layers": 5,
+            "num_attention_heads_per_layer": [4, 6, 2, 6, 4],
+            "head_dim": 24,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 48,
+            "moe_routed_scaling_factor": 1.7,
+            "sliding_window": 20,
+            "layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention"],
+            "rope_parameters": LAGUNA_ROPES,
+        },
+    ),
     "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "dropout": 0.0}),
 }
 
@@ -710,6 +747,8 @@ minimax_m2      x       .       .      x     .         .        .       .      x
 hy_v3           .       .       .      .     .         .        .       .      x        .
 afmoe           x       x       .      x     x         x        .       .      .        x
 exaone_moe      .       .       .      .     .         x        .       .      .        .
+muse_glimmer    x       .       .      x     x         .        .       .      .        x
+laguna          x       .       .      x     .         x        .       .      x        x
 opt             x       .       .      .     x         .        .       x      .        x
 """
 """The properties that a case of an architecture protects.
@@ -745,10 +784,23 @@ def make_tiny_config(arch: str, **overrides: Any) -> tuple[Any, transformers.Pre
     import transformers
 
     family, extra = TINY_MODELS[arch]
-    model_class = getattr(transformers, f"{family}ForCausalLM")
-    if family == "Mistral4":  # AutoModelForCausalLM of transformers 5.24 does not list it.
-        transformers.AutoModelForCausalLM.register(model_class.config_class, model_class, exist_ok=True)
-    return model_class, model_class.config_class(**{**TINY_COMMON, **extra, **overrides})
+    fields = {**TINY_COMMON, **extra, **overrides}
+    if (model_class := getattr(transformers, f"{family}ForCausalLM", None)) is not None:
+        if family == "Mistral4":  # AutoModelForCausalLM of transformers 5.24 does not list it.
+            transformers.AutoModelForCausalLM.register(model_class.config_class, model_class, exist_ok=True)
+        return model_class, model_class.config_class(**fields)
+    model_class = getattr(transformers, f"{family}ForConditionalGeneration")
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return model_class, model_class.config_class(text_config=fields, vision_config=sizes)
+
+
+def load_reference(folder: Path, **options: Any) -> Any:
+    """The model of transformers in a folder, in float32."""
+    import torch
+    import transformers
+
+    (name,) = json.loads((folder / "config.json").read_text())["architectures"]
+    return getattr(transformers, name).from_pretrained(folder, dtype=torch.float32, **options).eval()
 
 
 def randomize(model: torch.nn.Module) -> None:

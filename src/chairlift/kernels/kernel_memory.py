@@ -68,7 +68,7 @@ class LayerSizes:
         group: the index of its group of layers, each of which has separate block tables.
         scale, sliding_window, is_rotated: see `AttentionShape` and `AttentionBackend.forward`.
         has_plain_softmax: whether attention has neither a soft cap nor sinks.
-        num_inner_values: the number of further values of a token before the kernel of attention, see AttentionSpec.
+        num_inner_values: the number of further values of a token in attention, see AttentionSpec.
     """
 
     group: int

@@ -147,10 +147,10 @@ class GGUFSource(ModelSource):
     def _read_config(self) -> ModelConfig:
         metadata, source = self.file.metadata, str(self.file.path)
         name, _ = find_gguf_architecture(metadata, source=source)
-        names = self.file.tensors.keys()
-        if EMBEDDING in names:  # Its rows count, whatever the number of tokens.
-            metadata = {**metadata, f"{name}.vocab_size": self.file.tensors[EMBEDDING].shape[0]}
-        return read_gguf_config(metadata, source=source, tensor_names=names, rope_factors=self._rope_factors())
+        shapes = {name: tensor.shape for name, tensor in self.file.tensors.items()}
+        if EMBEDDING in shapes:  # Its rows count, whatever the number of tokens.
+            metadata = {**metadata, f"{name}.vocab_size": shapes[EMBEDDING][0]}
+        return read_gguf_config(metadata, source=source, tensor_names=shapes, rope_factors=self._rope_factors())
 
     def _rope_factors(self) -> dict[str, list[float]]:
         names = [name for name in ROPE_FACTORS if name in self.file.tensors]

@@ -173,7 +173,7 @@ def read_gguf_config(
     Args:
         metadata: key -> int, float, bool, str or list of them.
         source: the file's name, for error messages.
-        tensor_names: names of the file's tensors. They show which biases exist and whether the embeddings are tied
+        tensor_names: see GGUFHeader. They show which biases exist and whether the embeddings are tied
             (no `output.weight`).
         rope_factors: see GGUFHeader.
 

@@ -52,15 +52,14 @@ class NativeMemory(KernelMemory):
         tokens, hidden, layers = sizes.num_tokens, sizes.hidden_size, sizes.layers
         networks = [network for layer in layers for network in layer.networks]
         inner = max(network.inner_size for network in networks)
-        queries = max(layer.num_heads * layer.head_dim for layer in layers)
-        keys = max(layer.num_kv_heads * layer.head_dim for layer in layers)
-        head_dim, latent = (max(getattr(layer, name) for layer in layers) for name in ("head_dim", "num_inner_values"))
+        shapes = {(each.head_dim, each.num_heads, each.num_kv_heads, each.num_inner_values) for each in layers}
+        queries = max(head_dim * heads for head_dim, heads, _, _ in shapes)
         recurrences = [layer.recurrence for layer in layers if layer.recurrence is not None]
         mixed = max((each.out_features for each in recurrences), default=0)
         widest, copies = max(hidden, queries, inner, mixed), 3 if sizes.is_fused else 5
         values = [
             ("residual stream", copies * hidden),
-            ("attention", 2 * queries + 2 * keys + head_dim + latent),
+            ("attention", sum(size * (2 * heads + 2 * kv_heads + 1) + rows for size, heads, kv_heads, rows in shapes)),
             ("MLP", 2 * inner),
             ("inputs of the products", 2 * widest),
         ]

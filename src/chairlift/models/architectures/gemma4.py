@@ -16,7 +16,6 @@ from typing import Any, Final
 from chairlift.kernels.routing import ExpertRouting
 from chairlift.models.architectures.gemma import GEMMA3, NORMS, read_soft_cap
 from chairlift.models.architectures.llama import LlamaConfigReader
-from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.feed_forward_spec import ParallelExpertsSpec
 from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec, PerLayerBranchSpec
 from chairlift.models.declaration.matrix_spec import PER_LAYER_EMBEDDING, PER_LAYER_INPUTS, MatrixSpec, NormSpec
@@ -27,7 +26,7 @@ from chairlift.models.reading.expert_fields import read_experts
 from chairlift.models.reading.gguf_header import GGUFHeader
 from chairlift.models.reading.layer_fields import read_windows
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
-from chairlift.models.reading.rope_fields import WHOLE_HEAD, read_layer_ropes, read_proportional_rope
+from chairlift.models.reading.rope_fields import WHOLE_HEAD, read_layer_ropes, read_type_ropes
 
 PATTERN: Final = 6
 """In files without layer_types: every n-th layer has full attention."""
@@ -184,7 +183,8 @@ class Gemma4ConfigReader(LlamaConfigReader):
         _check_unsupported(fields)
         sizes = self.read_sizes(fields)
         layers = _read_layers(fields, sizes.sliding_windows)
-        sizes = replace(sizes, ropes=_read_ropes(fields, sizes.sliding_windows, layers))
+        head_dims = [layer.head_dim for layer in layers]
+        sizes = replace(sizes, ropes=read_type_ropes(fields, sizes.sliding_windows, head_dims, DEFAULT_ROPES))
         is_null = fields.is_null("hidden_size_per_layer_input")
         input_size = 0 if is_null else fields.integer("hidden_size_per_layer_input", low=0)
         return declare_gemma4(sizes, layers, input_size, _read_input_vocab_size(fields, sizes, input_size))
@@ -327,17 +327,6 @@ def _read_changed_heads(changed: ConfigFields | None, heads: tuple[int, int]) ->
     if changed is None:
         return heads
     return changed.integer("head_dim", heads[0], high=4096), changed.integer("num_key_value_heads", heads[1])
-
-
-def _read_ropes(fields: ConfigFields, windows: Sequence[int | None], layers: Sequence[LayerShape]) -> list[RopeConfig]:
-    both = fields.mapping("rope_parameters") or ConfigFields(DEFAULT_ROPES, fields.source)
-    ropes = []
-    for window, layer in zip(windows, layers, strict=True):
-        kind = "full_attention" if window is None else "sliding_attention"
-        if (scaling := both.mapping(kind)) is None:
-            raise fields.error("rope_parameters", f"has no {kind}")
-        ropes.append(read_proportional_rope(fields, scaling, layer.head_dim))
-    return ropes
 
 
 def _read_input_vocab_size(fields: ConfigFields, sizes: LlamaSizes, input_size: int) -> int:

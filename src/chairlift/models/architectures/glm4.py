@@ -32,7 +32,7 @@ class Glm4ConfigReader(LlamaConfigReader):
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
         rope = read_partial_rope(fields, self.default_theta, ROTATED_SHARE)
-        head_dim = read_head_dim(fields, fields.uniform("num_attention_heads"))
+        head_dim = read_head_dim(fields)
         if (dims := rope.num_dims(head_dim)) != head_dim // 2:
             raise fields.error(
                 "partial_rotary_factor",

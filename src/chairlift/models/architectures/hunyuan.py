@@ -24,7 +24,7 @@ class HunYuanConfigReader(LlamaConfigReader):
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
         """Read the rotary embedding, whose base `alpha` stretches for any length, whatever the other factors are."""
-        head_dim = read_head_dim(fields, fields.uniform("num_attention_heads"))
+        head_dim = read_head_dim(fields)
         fields.allow_only("attention_head_dim", head_dim, f"the size of a head is {head_dim}")
         scaling = fields.mapping("rope_parameters") or fields.mapping("rope_scaling")
         if scaling is None or scaling.get("alpha") is None:

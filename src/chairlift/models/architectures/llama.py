@@ -82,10 +82,12 @@ class LlamaConfigReader:
         """Read the sizes, for readers that change some of them."""
         self._prepare(fields)
         layers, unread = self._read_layers(fields)
-        heads = fields.uniform("num_attention_heads", ignores_zeros=self.has_recurrence)
+        layer_heads = self._read_heads(fields, layers)
+        heads = layer_heads[0]
         kv_heads = self._number_of_layers(fields, "num_key_value_heads", heads)
-        exact_quotient(fields, "num_attention_heads", heads, "num_key_value_heads", kv_heads)
-        head_dim = read_head_dim(fields, heads)
+        for each in set(layer_heads):
+            exact_quotient(fields, "num_attention_heads", each, "num_key_value_heads", kv_heads)
+        head_dim = read_head_dim(fields)
         if not self.has_latent:
             fields.allow_only("attention.value_length", head_dim, "K and V must have the same width")
         qkv_bias, output_bias, mlp_bias = self._biases(fields)
@@ -97,6 +99,7 @@ class LlamaConfigReader:
             num_layers=layers,
             num_unread_layers=unread,
             num_heads=heads,
+            layer_heads=() if len(set(layer_heads)) == 1 else layer_heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             max_position_embeddings=fields.integer("max_position_embeddings"),
@@ -137,6 +140,10 @@ class LlamaConfigReader:
         if not isinstance(fields, GGUFHeader):
             return layers, fields.integer("num_nextn_predict_layers", 0, low=0)
         return layers - fields.integer("num_nextn_predict_layers", 0, low=0, high=layers - 1), 0
+
+    def _read_heads(self, fields: ConfigFields, layers: int) -> Sequence[int]:
+        """Read the number of query heads of each layer."""
+        return (fields.uniform("num_attention_heads", ignores_zeros=self.has_recurrence),) * layers
 
     def _number_of_layers(self, fields: ConfigFields, key: str, default: Any = REQUIRED) -> int:
         """Read a number that GGUF files may repeat for each layer."""

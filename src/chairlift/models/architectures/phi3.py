@@ -43,7 +43,7 @@ class Phi3ConfigReader(LlamaConfigReader):
 
 def read_longrope(fields: ConfigFields) -> RopeConfig:
     """Read a rotary embedding that LongRoPE may scale."""
-    head_dim = read_head_dim(fields, fields.uniform("num_attention_heads"))
+    head_dim = read_head_dim(fields)
     if isinstance(fields, GGUFHeader):
         return _read_gguf_rope(fields, head_dim)
     nested = fields.mapping("rope_parameters") or fields.mapping("rope_scaling")

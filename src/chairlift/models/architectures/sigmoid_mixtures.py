@@ -54,7 +54,7 @@ class MiniMaxConfigReader(LlamaConfigReader):
     """The reader of MiniMax-M2, whose published files have the number of rotated dimensions in `rotary_dim`."""
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
-        head_dim = read_head_dim(fields, fields.uniform("num_attention_heads"))
+        head_dim = read_head_dim(fields)
         rotated = fields.integer("rotary_dim", head_dim, high=head_dim)
         return read_partial_rope(fields, self.default_theta, rotated / head_dim)
 

@@ -168,8 +168,9 @@ class AttentionSpec:
 
     @property
     def num_inner_values(self) -> int:
-        """The number of values of a token between the products of latent attention."""
-        return 0 if self.latent is None else self.latent.num_row_values(self.num_heads)
+        """The number of values of a token between the products of latent attention, and in its gates."""
+        gates = 0 if self.gate is None else self.gate.out_features
+        return gates + (0 if self.latent is None else self.latent.num_row_values(self.num_heads))
 
     @property
     def num_kept_values(self) -> int:

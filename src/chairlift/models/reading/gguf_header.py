@@ -37,6 +37,7 @@ GGUF_NAMES: Final = {
 CONFIG_KEYS: Final = {
     "num_hidden_layers": "block_count",
     "num_attention_heads": "attention.head_count",
+    "num_attention_heads_per_layer": "attention.head_count",
     "num_key_value_heads": "attention.head_count_kv",
     "head_dim": "attention.key_length",
     "hidden_size": "embedding_length",
@@ -67,6 +68,7 @@ CONFIG_KEYS: Final = {
     "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
+    "output_multiplier": "logit_scale",
     "num_nextn_predict_layers": "nextn_predict_layers",
     "first_k_dense_replace": "leading_dense_block_count",
     "n_routed_experts": "expert_count",
@@ -111,7 +113,7 @@ class GGUFHeader(ConfigFields):
 
     Attributes:
         name: the value of `general.architecture`.
-        tensor_names: the names of all tensors in the file.
+        tensor_names: the names of all tensors in the file, or their shapes by name.
         rope_factors: the factors of rotary embeddings in the file, by the name of the tensor (`rope_freqs.weight`).
     """
 
@@ -155,6 +157,11 @@ class GGUFHeader(ConfigFields):
     def has_bias(self, module: str) -> bool:
         """Whether a module of the first layer has a bias."""
         return f"blk.0.{module}.bias" in self.tensor_names
+
+    def num_rows(self, name: str) -> int | None:
+        """The number of rows of a tensor, or None without its shape."""
+        shapes = self.tensor_names if isinstance(self.tensor_names, Mapping) else {}
+        return shapes[name][0] if name in shapes else None
 
     def layers_without_kv(self, layers: int) -> list[bool]:
         """Read whether each layer has no KV heads, and so recurrent state."""

@@ -14,10 +14,10 @@ MAX_WIDTH: Final = 16
 """The largest width of a convolution."""
 
 
-def read_head_dim(fields: ConfigFields, heads: int) -> int:
+def read_head_dim(fields: ConfigFields) -> int:
     """Read the head size; if it is absent, it is the hidden size divided by the number of heads."""
     if fields.get("head_dim") is None:
-        hidden_size = fields.integer("hidden_size")
+        hidden_size, heads = fields.integer("hidden_size"), fields.uniform("num_attention_heads", ignores_zeros=True)
         head_dim = exact_quotient(fields, "hidden_size", hidden_size, "num_attention_heads", heads)
     else:
         head_dim = fields.integer("head_dim", high=4096)

@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from chairlift.kernels.activations import GateActivation
 from chairlift.kernels.routing import ExpertRouting
 from chairlift.models.declaration.attention_spec import AttentionSpec, HeadNormSpec, RopeConfig
 from chairlift.models.declaration.feed_forward_spec import FeedForwardSpec, RouterSpec, declare_network
@@ -28,7 +29,7 @@ from chairlift.models.declaration.matrix_spec import (
 )
 from chairlift.models.declaration.model_config import ModelConfig
 
-QKNormKind = Literal["heads", "rotated_heads", "rows"]
+QKNormKind = Literal["heads", "plain_heads", "rotated_heads", "rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,13 @@ class AttentionGate:
 
     Attributes:
         name: the name of its projection, without the name of the layer.
+        is_per_head: whether all values of a query head have the same gate.
     """
 
     name: str
     has_bias: bool = False
+    activation: GateActivation = "sigmoid"
+    is_per_head: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,7 @@ class LlamaSizes:
         norms: the norms of each layer.
         norm_kind, norm_weight_offset: see NormSpec, for all norms. A LayerNorm has no bias.
         is_parallel: see LayerSpec.
+        layer_heads: the number of query heads of each layer; an empty sequence for `num_heads` in all layers.
         ropes: the rotary embedding of each layer; an empty sequence for `rope` in all layers.
         sliding_windows: the window of each layer, or None for full attention; an empty sequence for none in any layer.
         attention_scale: see AttentionSpec; None for head_dim ** -0.5.
@@ -114,8 +119,8 @@ class LlamaSizes:
             "gate_up_proj" with gate and up.
         qkv_bias, output_bias, mlp_bias: whether these projections have biases.
         experts: the mixtures of experts, or None if no layer has any.
-        qk_norm: "heads" for RMSNorm of each query and key head, "rotated_heads" for the same after the rotation, "rows"
-            for RMSNorm across heads, or None.
+        qk_norm: "heads" for RMSNorm of each query and key head, "plain_heads" for the same without weights,
+            "rotated_heads" for "heads" after the rotation, "rows" for RMSNorm across heads, or None.
         residual_multiplier: see BranchNorms.multiplier.
         embedding_multiplier, logits_multiplier, logits_soft_cap: see ModelConfig.
         attention_soft_cap: see AttentionSpec.logits_soft_cap.
@@ -139,6 +144,7 @@ class LlamaSizes:
     norm_weight_offset: float = 0.0
     is_parallel: bool = False
     rope: RopeConfig = field(default_factory=RopeConfig)
+    layer_heads: Sequence[int] = ()
     ropes: Sequence[RopeConfig | None] = ()
     sliding_windows: Sequence[int | None] = ()
     attention_scale: float | None = None
@@ -221,14 +227,16 @@ class LlamaSizes:
 
     def declare_attention(self, prefix: str, index: int) -> AttentionSpec:
         """Return the declaration of the attention of one layer, whose parameters begin with `prefix`."""
-        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        heads = self.layer_heads[index] if self.layer_heads else self.num_heads
+        queries, keys = heads * self.head_dim, self.num_kv_heads * self.head_dim
         parts = (("q_proj", queries), ("k_proj", keys), ("v_proj", keys))
         qkv = self._parts(prefix, parts, "qkv_proj")
         output, gate = ((f"{prefix}.o_proj", self.hidden_size),), self.attention_gate
+        gates = None if gate is None else self._gate(prefix, gate, heads if gate.is_per_head else queries)
         return AttentionSpec(
             qkv=MatrixSpec(ATTENTION, "qkv", qkv, self.hidden_size, self.qkv_bias),
             output=MatrixSpec(ATTENTION, "output", output, queries, self.output_bias),
-            num_heads=self.num_heads,
+            num_heads=heads,
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
             scale=self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale,
@@ -237,13 +245,16 @@ class LlamaSizes:
             head_norm=None if self.qk_norm is None else self._head_norm(prefix),
             logits_soft_cap=self.attention_soft_cap,
             sinks=f"{prefix}.sinks" if self.attention_sinks else None,
-            gate=None if gate is None else self._gate(prefix, gate, queries),
+            gate=gates,
+            gate_activation="sigmoid" if gate is None else gate.activation,
         )
 
     def _gate(self, prefix: str, gate: AttentionGate, width: int) -> MatrixSpec:
         return MatrixSpec(ATTENTION, "gate", ((f"{prefix}.{gate.name}", width),), self.hidden_size, gate.has_bias)
 
     def _head_norm(self, prefix: str) -> HeadNormSpec:
+        if self.qk_norm == "plain_heads":
+            return HeadNormSpec(None, None, self.norm_eps)
         names = f"{prefix}.q_norm", f"{prefix}.k_norm"
         return HeadNormSpec(
             *names,

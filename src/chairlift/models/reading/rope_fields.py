@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
@@ -41,7 +41,7 @@ def read_partial_rope(fields: ConfigFields, default_theta: float, default_share:
     if (scaling := fields.mapping("rope_parameters") or fields.mapping("rope_scaling")) is not None:
         share = scaling.number("partial_rotary_factor", share, high=1.0)
         rope = _read_scaling(fields, scaling, _theta(fields, scaling, default_theta), is_partial=True)
-    head_dim = read_head_dim(fields, fields.integer("num_attention_heads"))
+    head_dim = read_head_dim(fields)
     return replace(rope, rotary_dim=rotated_dims(fields, head_dim, share))
 
 
@@ -74,12 +74,39 @@ def read_layer_ropes(fields: ConfigFields, local_theta: float, theta: float) -> 
     return _read_own_rope(fields, local, local_theta), _read_own_rope(fields, whole, theta)
 
 
-def read_proportional_rope(fields: ConfigFields, scaling: ConfigFields, head_dim: int) -> RopeConfig:
+def read_type_ropes(
+    fields: ConfigFields,
+    windows: Sequence[int | None],
+    head_dims: Sequence[int],
+    defaults: Mapping[str, Mapping[str, Any]],
+    *,
+    is_partial: bool = False,
+) -> list[RopeConfig]:
+    """Read the rotary embedding of each layer. `rope_parameters` has an object for each type of layer.
+
+    Args:
+        defaults: the objects in files without `rope_parameters`.
+        is_partial: whether a part of each head may be rotated.
+    """
+    types = fields.mapping("rope_parameters") or ConfigFields(defaults, fields.source)
+    types.ignore("full_attention", "sliding_attention")  # No effect if no layer is of the type.
+    ropes = []
+    for window, head_dim in zip(windows, head_dims, strict=True):
+        kind = "full_attention" if window is None else "sliding_attention"
+        if (scaling := types.mapping(kind)) is None:
+            raise fields.error("rope_parameters", f"has no {kind}")
+        ropes.append(_read_type_rope(fields, scaling, head_dim, is_partial=is_partial))
+    return ropes
+
+
+def _read_type_rope(fields: ConfigFields, scaling: ConfigFields, head_dim: int, *, is_partial: bool) -> RopeConfig:
     """Read the rotary embedding of a type of layer, which may be "proportional": the whole head has frequencies, and
     only the first pairs of dimensions are rotated."""
     theta = scaling.number("rope_theta")
     if scaling.get("rope_type") != "proportional":
-        return _read_scaling(fields, scaling, theta)
+        rope = _read_scaling(fields, scaling, theta, is_partial=is_partial)
+        share = scaling.number("partial_rotary_factor", 1.0, high=1.0)
+        return replace(rope, rotary_dim=rotated_dims(scaling, head_dim, share))
     share, factor = scaling.number("partial_rotary_factor", 1.0, high=1.0), scaling.number("factor", 1.0)
     num_rotated = int(share * head_dim // 2)
     factors = (factor,) * num_rotated + (NOT_ROTATED,) * (head_dim // 2 - num_rotated)
@@ -182,7 +209,7 @@ def read_gguf_rope(header: GGUFHeader, *, is_partial: bool = False, has_longrope
         is_partial: whether a part of each head may be rotated.
         has_longrope: the same, and the caller adds the factors of LongRoPE, which are tensors.
     """
-    head_dim = read_head_dim(header, header.uniform("num_attention_heads"))
+    head_dim = read_head_dim(header)
     rotary_dim = header.integer("rope.dimension_count", head_dim, high=head_dim)
     if not is_partial and not has_longrope:
         header.allow_only("rope.dimension_count", head_dim, WHOLE_HEAD)
@@ -206,7 +233,7 @@ def read_gguf_rope(header: GGUFHeader, *, is_partial: bool = False, has_longrope
 
 def _gguf_yarn(fields: ConfigFields, rope: RopeConfig) -> RopeConfig:
     factor = fields.number("rope.scaling.factor")
-    attention = yarn_attention_factor(factor)
+    attention = fields.number("rope.scaling.yarn_attn_factor", yarn_attention_factor(factor))
     if fields.get("rope.scaling.yarn_log_multiplier", 0.0) != 0:
         attention /= yarn_attention_factor(factor, fields.number("rope.scaling.yarn_log_multiplier"))
     return replace(

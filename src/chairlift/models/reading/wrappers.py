@@ -120,6 +120,7 @@ _KIMI: Final = Wrapper("deepseek_v3", "images and video", encoders=("vision_towe
 _GEMMA4: Final = ("vision_tower.", "vision_embedder.", "embed_vision.", "audio_tower.", "embed_audio.")
 _GRANITE: Final = ("vision_tower.", "image_newline", "layerwise_projectors.", "spatial_projectors.")
 _NEWLINE: Final = ("vision_tower.", "multi_modal_projector.", "image_newline")
+_GLIMMER: Final = ("vision_tower.", "vision_adapter.", "vision_projection.")
 _OMNI: Final = ("visual.", "audio_tower.")
 _THINKER: Final = ("thinker.visual.", "thinker.audio_tower.", "talker.", "token2wav.")
 
@@ -141,6 +142,7 @@ WRAPPERS: Final[Mapping[str, Wrapper]] = {
     "LlavaNextForConditionalGeneration": Wrapper("llama", encoders=_NEWLINE),
     "LlavaOnevisionForConditionalGeneration": Wrapper("qwen2", "images and video", encoders=_NEWLINE),
     "Mistral3ForConditionalGeneration": Wrapper("mistral"),
+    "MuseGlimmerForConditionalGeneration": Wrapper("muse_glimmer_text", "images and video", encoders=_GLIMMER),
     "Qwen2VLForConditionalGeneration": Wrapper("qwen2", "images and video", encoders=_VISUAL),
     "Qwen2_5OmniForConditionalGeneration": Wrapper(
         "qwen2", "images, video and audio", "thinker", _THINKER, ("thinker_config", "text_config")
