@@ -112,6 +112,9 @@ CASES: Final = {
     "Mistral3": Case(
         "ministral3", {"vision_config": {"model_type": "pixtral", **IMAGE, "head_dim": 8}, "tie_word_embeddings": False}
     ),
+    "Mistral3 of Mistral Small 4": Case(
+        "mistral4", {"vision_config": {"model_type": "pixtral", **IMAGE, "head_dim": 8}, "tie_word_embeddings": False}
+    ),
     "Qwen2VL": Case("qwen2", QWEN2, "qwen2_vl_text", sections()),
     "Qwen2_5OmniThinker": Case(
         "qwen2",
@@ -132,7 +135,7 @@ CASES: Final = {
 def make_wrapper(name: str, changes: dict[str, Any] | None = None) -> transformers.PreTrainedModel:
     case = CASES[name]
     family, extra = TINY_MODELS[case.arch]
-    wrapper = getattr(transformers, f"{name}ForConditionalGeneration")
+    wrapper = getattr(transformers, f"{name.partition(' ')[0]}ForConditionalGeneration")
     own = getattr(transformers, f"{family}ForCausalLM").config_class
     text = {**TINY_COMMON, **extra, "model_type": case.kind or own.model_type, **(case.text or {}), **(changes or {})}
     model = wrapper(wrapper.config_class(text_config=text, **case.encoders)).to(torch.float32).eval()

@@ -631,7 +631,11 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe_lite": ("Glm4MoeLite", {**TINY_LATENT, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}),
     "mistral4": (
         "Mistral4",
-        {**TINY_LATENT, "first_k_dense_replace": 1, "rope_parameters": MINISTRAL3_ROPE},
+        {
+            **TINY_LATENT,
+            "first_k_dense_replace": 1,
+            "rope_parameters": {**MINISTRAL3_ROPE, "partial_rotary_factor": 1 / 3},
+        },
     ),
     # transformers clears the embedding of the padding token when it loads this model.
     "youtu": ("Youtu", {**TINY_DENSE_LATENT, "pad_token_id": None}),
