@@ -99,6 +99,13 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("MiniCPM3-4B", {"rope_interleave": True}),
     ("NVIDIA-Nemotron-3-Super-120B-A12B-BF16", {"n_group": 2}),
     ("granite-swash-2b", {"layer_rope_theta": [10000.0, 0]}),
+    ("ERNIE-4.5-21B-A3B-PT", {"use_bias": True}),
+    ("ERNIE-4.5-21B-A3B-PT", {"scoring_func": "sigmoid"}),
+    ("Hunyuan-A13B-Instruct", {"use_mixed_mlp_moe": False}),
+    ("Hunyuan-A13B-Instruct", {"moe_topk": [8] * 31 + [7]}),
+    ("Mellum2-12B-A2.5B-Base", {"use_sliding_window": False}),
+    ("North-Mini-Code-1.0", {"use_parallel_block": False}),
+    ("Qwen1.5-MoE-A2.7B", {"qkv_bias": False}),
 ]
 
 
@@ -207,3 +214,17 @@ def test_text_models_of_wrappers_have_the_fields_that_their_files_leave_out() ->
     assert mixture.layers[0].mixture.router.routing.softmax == "chosen"
     text = {**CONFIGS["Qwen2.5-VL-7B-Instruct"], "architectures": None, "model_type": "qwen2_5_vl_text"}
     assert read("Qwen2.5-VL-7B-Instruct", text_config=text) == qwen
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("ERNIE-4.5-21B-A3B-PT", 21.8),
+        ("Hunyuan-A13B-Instruct", 80.4),
+        ("Mellum2-12B-A2.5B-Base", 12.1),
+        ("North-Mini-Code-1.0", 30.5),
+        ("Qwen1.5-MoE-A2.7B", 14.3),
+    ],
+)
+def test_mixtures_have_the_number_of_weights_of_their_names(name: str, billions: float) -> None:
+    assert sum(matrix.num_weights for matrix in read(name).matrices) / 1e9 == pytest.approx(billions, abs=0.1)
