@@ -16,7 +16,7 @@ CHAT_TEMPLATE: Final = """\
 {%- if documents %}{{ 'documents: ' + (documents | tojson) + '\\n' }}{% endif %}
 {%- if reasoning_effort %}{{ 'effort: ' + reasoning_effort + '\\n' }}{% endif %}
 {%- for m in messages %}{{ m.role }}: {{ m.content.split('</think>')[-1] }}
-{%- for c in m.tool_calls or [] %} {{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}{{ '\\n' }}
+{%- for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}{{ '\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}assistant: {% if enable_thinking %}{{ '<think>\\n' -}}
 {% elif enable_thinking is false %}{{ '<think></think>' }}{% endif %}{% endif %}"""
