@@ -252,6 +252,12 @@ def test_the_experts_of_a_layer_may_be_in_two_tensors(arch: str, tiny_model_dir:
     assert_logits_of_transformers(load(tmp_path), folder)
 
 
+def test_a_file_of_mellum_without_rotary_embeddings_has_those_of_transformers(tiny_model_dir: TinyModelDir) -> None:
+    config = json.loads((tiny_model_dir("mellum") / "config.json").read_text())
+    read = read_hf_config({**config, "rope_parameters": None}, source="config.json")
+    assert [layer.attention.rope.theta for layer in read.layers] == [5e5, 1e4, 1e4, 5e5]
+
+
 def test_numbers_of_experts_may_be_lists(tiny_model_dir: TinyModelDir) -> None:
     """As in the published files of Hunyuan-A13B."""
     config = json.loads((tiny_model_dir("hunyuan_moe") / "config.json").read_text())
