@@ -90,6 +90,7 @@ RECURRENCES: dict[str, Recurrence] = {
     "LFM2": ShortConvolution(convolution(2048, 3, has_bias=False)),
     "short convolution with a bias": ShortConvolution(convolution(37, 4)),
     "short convolution of width 2": ShortConvolution(convolution(8, 2)),
+    **{f"short convolution of width {width}": ShortConvolution(convolution(8, width)) for width in (5, 6, 7)},
     "Qwen3.5": gated_delta(4, 4, 128, 128),
     "shared keys": gated_delta(6, 2, 64, 128),
     "narrow keys": gated_delta(4, 2, 8, 24, width=3),
@@ -273,8 +274,8 @@ def test_steps_that_contradict_themselves(arguments: Any, message: str) -> None:
 
 
 def test_a_convolution_that_is_too_wide() -> None:
-    with pytest.raises(ConfigError, match="must have a width of 2 to 4 with native kernels, got 5: choose"):
-        get_kernels("native").make_recurrence(ShortConvolution(convolution(8, 5)))
+    with pytest.raises(ConfigError, match="must have a width of 2 to 7 with native kernels, got 8: choose"):
+        get_kernels("native").make_recurrence(ShortConvolution(convolution(8, 8)))
 
 
 @loop_over("name", RECURRENCES)

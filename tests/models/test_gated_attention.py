@@ -115,3 +115,30 @@ def test_the_gate_of_a_gguf_file_is_as_wide_as_its_tensor(tiny_model_dir: Callab
     folder = tiny_model_dir("laguna", gating="per-element")
     path = write_gguf(folder, "laguna", tmp_path / "model.gguf")
     assert_logits_of_transformers(load(path), folder)
+
+
+# -- LFM3 ------------------------------------------------------------------------------------------------------------
+
+
+def test_fields_of_lfm3() -> None:
+    config = read("LFM3-1.7B")
+    kinds = [layer.attention and layer.attention.sliding_window for layer in config.layers]
+    assert [layer.attention is None for layer in config.layers] == [True, True, False, True, *[False, True] * 10]
+    assert kinds[2:8] == [None, None, 256, None, None, None]
+    assert with_defaults("LFM3-1.7B") == config
+    assert torch_operations(config) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"conv_L_cache": 17}, "conv_L_cache must be an integer between 2 and 16, got 17"),
+        ({"layer_types": ["conv"] * 24}, "layer_types has no layer with attention in 24 layers"),
+        ({"layer_types": ["mamba"] * 24}, "layer_types contains 'mamba', which is not supported"),
+        ({"sliding_window": None}, "sliding_window is missing"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "rope_parameters has no sliding_attention"),
+    ],
+)
+def test_values_that_lfm3_does_not_compute_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        read("LFM3-1.7B", **changes)

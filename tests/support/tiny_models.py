@@ -680,6 +680,24 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": LAGUNA_ROPES,
         },
     ),
+    "lfm3": (
+        "Lfm3",
+        {
+            **TINY_GATED,
+            "num_hidden_layers": 6,
+            "head_dim": 24,
+            "tie_word_embeddings": True,
+            "sliding_window": 20,
+            "layer_types": [
+                "conv",
+                "full_attention",
+                "sliding_attention",
+                "conv",
+                "sliding_attention",
+                "full_attention",
+            ],
+        },
+    ),
     "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "dropout": 0.0}),
 }
 
@@ -753,6 +771,7 @@ afmoe           x       x       .      x     x         x        .       .      .
 exaone_moe      .       .       .      .     .         x        .       .      .        .
 muse_glimmer    x       .       .      x     x         .        .       .      .        x
 laguna          x       .       .      x     .         x        .       .      x        x
+lfm3            x       .       .      x     .         .        x       .      x        x
 opt             x       .       .      .     x         .        .       x      .        x
 """
 """The properties that a case of an architecture protects.

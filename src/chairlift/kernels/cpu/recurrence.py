@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from chairlift.kernels.cpu import _native
     from chairlift.kernels.weights import FloatArray
 
-CONVOLUTION_WIDTHS = range(2, 5)
+CONVOLUTION_WIDTHS = range(2, 8)
 
 
 class NativeStates:

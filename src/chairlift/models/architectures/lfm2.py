@@ -27,8 +27,10 @@ SUM_EPS: Final = 1e-6
 """See ExpertRouting."""
 
 
-def _declare(sizes: LlamaSizes, recurrent: Sequence[bool], width: int, has_bias: bool = False) -> ModelConfig:
-    """Return the declaration of a model.
+def declare_convolutions(
+    sizes: LlamaSizes, recurrent: Sequence[bool], width: int, has_bias: bool = False
+) -> ModelConfig:
+    """Return the declaration of a model with short convolutions.
 
     Args:
         recurrent: whether each layer has a convolution in place of attention.
@@ -57,7 +59,7 @@ class Lfm2ConfigReader(LlamaConfigReader):
         _check_other_names(fields, sizes)
         recurrent = _read_layers(fields, sizes.num_layers)
         width = read_width(fields, "conv_L_cache", 3)
-        return _declare(sizes, recurrent, width, fields.flag("conv_bias", False))
+        return declare_convolutions(sizes, recurrent, width, fields.flag("conv_bias", False))
 
     def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
         sizes = super().read_sizes(fields)

@@ -106,7 +106,7 @@ Raises:
                                                  R"(c * convolution(b * x) of rows [b | c | x].
 
 Args:
-    weight: float32 [width, channels] for the inputs from the oldest to the newest; a width of 2 to 4. Copied.
+    weight: float32 [width, channels] for the inputs from the oldest to the newest; a width of 2 to 7. Copied.
     bias: float32 [channels], copied.
 
 Raises:

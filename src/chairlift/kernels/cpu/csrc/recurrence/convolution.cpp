@@ -19,7 +19,7 @@ constexpr int64_t kTasksPerThread = 4;
 Convolution::Convolution(std::vector<float> weight, std::vector<float> bias, int64_t width, bool has_silu)
     : weight_(std::move(weight)), bias_(std::move(bias)), width_(width), has_silu_(has_silu) {
   if (width < 2 || width > kMaxConvolutionWidth)
-    throw std::invalid_argument("the width of a convolution must be from 2 to 4, got " + std::to_string(width));
+    throw std::invalid_argument("the width of a convolution must be from 2 to 7, got " + std::to_string(width));
   num_channels_ = static_cast<int64_t>(weight_.size()) / width;
   if (num_channels_ < 1 || num_channels_ * width != static_cast<int64_t>(weight_.size()))
     throw std::invalid_argument("weight must have width values for each channel");

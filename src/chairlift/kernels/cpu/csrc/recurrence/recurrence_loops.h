@@ -14,7 +14,7 @@ struct ConvolutionArgs {
   bool has_silu;
 };
 
-constexpr int kMaxConvolutionWidth = 4;
+constexpr int kMaxConvolutionWidth = 7;
 
 // How the gates of a token become the coefficients of a step.
 //

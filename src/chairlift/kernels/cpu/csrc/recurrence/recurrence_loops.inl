@@ -26,7 +26,10 @@ static void convolve(const ConvolutionArgs& args, const float* const* inputs, in
   switch (args.width) {
     case 2: return (args.has_silu ? convolve_width<2, true> : convolve_width<2, false>)(args, inputs, channels, out);
     case 3: return (args.has_silu ? convolve_width<3, true> : convolve_width<3, false>)(args, inputs, channels, out);
-    default: return (args.has_silu ? convolve_width<4, true> : convolve_width<4, false>)(args, inputs, channels, out);
+    case 4: return (args.has_silu ? convolve_width<4, true> : convolve_width<4, false>)(args, inputs, channels, out);
+    case 5: return (args.has_silu ? convolve_width<5, true> : convolve_width<5, false>)(args, inputs, channels, out);
+    case 6: return (args.has_silu ? convolve_width<6, true> : convolve_width<6, false>)(args, inputs, channels, out);
+    default: return (args.has_silu ? convolve_width<7, true> : convolve_width<7, false>)(args, inputs, channels, out);
   }
 }
 

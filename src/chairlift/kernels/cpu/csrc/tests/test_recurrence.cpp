@@ -359,7 +359,7 @@ void test_recurrence() {
   check_errors();
   Random random(11);
   for (const int64_t channels : sizes({5, 64, 200}, {200}))
-    for (const int64_t taps : sizes({2, 3, 4}, {3})) {
+    for (const int64_t taps : sizes({2, 3, 4, 5, 6, 7}, {3, 7})) {
       subject() = "short convolution, channels=" + std::to_string(channels) + ", width=" + std::to_string(taps);
       check_layer(ShortLayer(channels, taps, taps == 3, random), random);
     }
