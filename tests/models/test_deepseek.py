@@ -42,6 +42,9 @@ from support.parameter_memory import parameter_bytes
         ("DeepSeek-V2-Lite-Chat", 15_706_357_760, 27 * 576 * 2),
         ("Moonlight-16B-A3B", 15_959_982_080, 27 * 576 * 2),
         ("DeepSeek-V3", 671_025_397_760, 61 * 576 * 2),
+        ("Mistral-Small-4-119B-2603", 118_972_481_536, 36 * 320 * 2),
+        ("Youtu-LLM-2B", 1_961_361_408, 32 * 576 * 2),
+        ("MiniCPM3-4B", 4_073_492_480, 62 * 288 * 2),
     ],
 )
 def test_published_sizes(name: str, num_weights: int, slot_bytes: int) -> None:
@@ -233,6 +236,15 @@ def read_gguf(changes: dict[str, Any]) -> ModelConfig:
     metadata = {"general.architecture": "deepseek2"}
     metadata |= {f"deepseek2.{key}": each for key, each in fields.items() if each is not None}
     return read_gguf_config(metadata, source="model.gguf")
+
+
+def test_files_in_mistrals_format_have_the_scale_of_queries() -> None:
+    scaled = {"attention.temperature_scale": 0.1, "attention.temperature_length": 8192}
+    yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 8192}
+    ropes = {spec.rope for spec in read_gguf({**scaled, **yarn}).attention_specs.values()}
+    assert {(rope.query_scaling_beta, rope.original_max_position_embeddings) for rope in ropes if rope} == {(0.1, 8192)}
+    with pytest.raises(ModelLoadError, match=r"original_context_length is 4096, .*temperature_length is 8192"):
+        read_gguf({**scaled, **yarn, "rope.scaling.original_context_length": 4096})
 
 
 @pytest.mark.parametrize(("count", "groups"), [(256, (8, 4)), (160, (8, 3)), (64, (1, 1))])

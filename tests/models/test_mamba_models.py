@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from test_granite4 import GRANITE_4_MICRO
+from test_published_configs import read
 
 from chairlift.errors import ModelLoadError
 from chairlift.models.registry import read_gguf_config, read_hf_config
@@ -115,6 +116,12 @@ def test_a_layer_of_nemotron_h_has_one_branch() -> None:
     kinds = [(bool(each.recurrence), bool(each.attention), bool(each.feed_forward)) for each in config.layers]
     mamba, attention, network = (True, False, False), (False, True, False), (False, False, True)
     assert kinds == [mamba, network, mamba, network, attention, network, mamba, network]
+    assert torch_operations(config) == []
+
+
+def test_published_sizes_of_nemotron_3_super() -> None:
+    config = read("NVIDIA-Nemotron-3-Super-120B-A12B-BF16")
+    assert sum(matrix.num_weights for matrix in config.matrices) == 120_665_931_776
     assert torch_operations(config) == []
 
 
