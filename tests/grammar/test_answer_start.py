@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from chairlift.grammar.answer_start import AnswerStart
-from chairlift.server.tools.answer_formats import HARMONY, REASONING_FORMATS, TOOL_CALL_FORMATS
+from chairlift.server.tools.answer_formats import HARMONY, MUSE, REASONING_FORMATS, TOOL_CALL_FORMATS
 from chairlift.server.tools.answer_parser import AnswerParser, PlainTextParser
 from chairlift.server.tools.channel_parser import ChannelParser
 from chairlift.server.tools.reasoning_parser import AnswerTagParser, ReasoningParser
@@ -70,6 +70,22 @@ def test_harmony(text: str, expected: str) -> None:
         assert divided(HARMONY.before_answer, pieces)[1] == expected
     if expected == "Yes.":
         assert parsed(ChannelParser(TOOL_CALL_FORMATS["openai"], frozenset()), text) == expected
+
+
+@loop_over(
+    ("text", "expected"),
+    [
+        (" to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Yes.", "Yes."),
+        (" to=user<|message|>Yes.", "Yes."),
+        (" to=f<|message|><atem:function_calls>", ""),
+        ("Yes.", "Yes."),
+    ],
+)
+def test_muse_glimmer(text: str, expected: str) -> None:
+    for pieces in ([text], list(text)):
+        assert divided(MUSE.before_answer, pieces)[1] == expected
+    if expected == "Yes.":
+        assert parsed(ChannelParser(TOOL_CALL_FORMATS["muse_glimmer"], frozenset()), text) == expected
 
 
 def test_little_text_is_held_back() -> None:

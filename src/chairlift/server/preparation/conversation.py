@@ -41,7 +41,7 @@ from chairlift.server.tools.answer_formats import (
     reasoning_format,
 )
 from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
-from chairlift.server.tools.call_detection import call_style, detected_format
+from chairlift.server.tools.call_detection import UNKNOWN_CALLS, call_style, detected_format
 from chairlift.server.tools.channel_parser import ChannelParser
 from chairlift.server.tools.reasoning_parser import AnswerTagParser, ReasoningParser, SpecialTagParser
 from chairlift.server.tools.tag_scanner import ToolKinds, argument_kinds
@@ -68,11 +68,6 @@ ANY_TOKENS: Final = "start: <[*]>*"  # The grammar of any text, with special tok
 REASONING_NAMES: Final = ("reasoning_content", ".thinking", ".tool_plan")
 """Texts of chat templates that read reasoning. The first one in a template is the name of the field that it reads:
 `thinking` for gpt-oss and LFM2.5, `tool_plan` for Command R7B."""
-
-UNKNOWN_CALLS: Final = (
-    "tools: the format in which this model writes tool calls is not known from its chat template. Start the server "
-    f"with --tool-call-parser and one of {', '.join(TOOL_CALL_FORMATS)}, or set tool_choice to required or one tool"
-)
 
 Conversation = ChatCompletionRequest | ResponsesRequest | MessagesRequest
 """A body that generates from messages; `to_chat` converts it to the first form."""

@@ -29,6 +29,10 @@ TOOL: Final = {"type": "function", "function": {"name": "a", "description": "a",
 MARKER_START: Final = re.compile(r"(?:[<\[][^<>\[\]\s]*|to=)$")
 """The beginning of a marker, or of a recipient, at the end of a text."""
 ADVICE: Final = ", so requests whose tools the model may call are rejected. Name a format with --tool-call-parser"
+UNKNOWN_CALLS: Final = (
+    "tools: the format in which this model writes tool calls is not known from its chat template. Start the server "
+    f"with --tool-call-parser and one of {', '.join(TOOL_CALL_FORMATS)}, or set tool_choice to required or one tool"
+)
 logger = logging.getLogger(__name__)
 
 

@@ -41,7 +41,7 @@ class ValueSchema(NamedTuple):
 
 ToolKinds = Mapping[str, ValueSchema]
 """The schemas of the arguments of the tools."""
-UNKNOWN: Final = ValueSchema(None, {})
+UNDECLARED: Final = ValueSchema(None, {})
 
 
 class TagSyntax(NamedTuple):
@@ -134,7 +134,7 @@ class TagCallScanner(CallScanner):
         return half if name == f"{half}.{half}" and name not in self._kinds and half in self._kinds else name
 
     def _schema_of(self, key: str) -> ValueSchema:
-        return self._kinds.get(self.name or "", UNKNOWN).member(key)
+        return self._kinds.get(self.name or "", UNDECLARED).member(key)
 
     def _kinds_of(self, key: re.Match[str]) -> frozenset[str]:
         """The types of an argument: those that the schema declares, as far as its tag permits them."""
