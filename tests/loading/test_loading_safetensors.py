@@ -126,7 +126,8 @@ def test_packed_rows_keep_their_type(copy: Callable[..., Path], dtype: torch.dty
 def test_unused_omits_recomputed_tensors(copy: Callable[..., Path]) -> None:
     folder = copy("llama", tie_word_embeddings=True)
     file = folder / "model.safetensors"
-    extra = {"lm_head.weight": torch.ones(2), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
+    own = load_file(file)["model.embed_tokens.weight"].clone()
+    extra = {"lm_head.weight": own, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
     extra["embeddings.position_ids"] = torch.arange(2)  # as in bge-small-en-v1.5, all-MiniLM-L6-v2 and others
     save_file({**load_file(file), **extra, "surprise": torch.ones(2)}, file)
     weights = open_folder(folder)

@@ -134,9 +134,9 @@ class FileWeights(ABC):
         part = self._parts.get(name.removesuffix(".weight"))
         if part is None:
             return places
-        own = name, name.removeprefix(BARE_PREFIX)
         found = [place._replace(expert=None, part=part) for place in places]
-        return sorted(found, key=lambda place: place.name in own)
+        own = name.removeprefix(BARE_PREFIX)
+        return sorted(found, key=lambda place: place.name.endswith(own))
 
     def _find(self, name: str, shape: tuple[int, ...]) -> StoredName:
         """Return the place of the parameter in the file, check its shape, and record that it is read."""

@@ -104,11 +104,11 @@ class Quantization:
                 transformers.
         """
         names = dict.fromkeys((module, *(name.removesuffix(".weight") for name in others)))
+        if any(_matches(name, self.ignored) for name in names):
+            return None
         return next(filter(None, map(self._scheme, names)), None)
 
     def _scheme(self, module: str) -> WeightScheme | None:
-        if _matches(module, self.ignored):
-            return None
         for accepts_all in (False, True):
             for targets, scheme in self.schemes:
                 if (accepts_all and LINEAR in targets) or _matches(module, targets):

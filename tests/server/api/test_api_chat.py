@@ -111,7 +111,7 @@ def test_strict_tools_are_accepted(api_server: RunningServer) -> None:
 def test_the_template_renders_tools_calls_and_results(api_server: RunningServer) -> None:
     text = prompt(api_server, messages=HISTORY, tools=TOOLS)
     assert '"name": "get_weather"' in text
-    assert 'assistant:  add({"n": 1})\ntool: sunny\n' in text
+    assert 'assistant: <tool_call>{"name": "add", "arguments": {"n": 1}}</tool_call>\ntool: sunny\n' in text
 
 
 def test_reasoning_is_separated_from_the_content(api_server: RunningServer) -> None:

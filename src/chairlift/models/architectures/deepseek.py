@@ -228,13 +228,19 @@ DEEPSEEK: Final = Architecture(
             defaults={"topk_method": "greedy"},
         ),
         "DeepseekV3ForCausalLM": DeepseekConfigReader(
-            "deepseek_v3", no_windows, qkv_bias=False, defaults={"first_k_dense_replace": 3}
+            "deepseek_v3",
+            no_windows,
+            qkv_bias=False,
+            defaults={"first_k_dense_replace": 3, "n_shared_experts": 1, "routed_scaling_factor": 2.5},
         ),
         "YoutuForCausalLM": DeepseekConfigReader(
             "youtu", no_windows, qkv_bias=False, experts=None, defaults={"tie_word_embeddings": True}
         ),
         "Glm4MoeLiteForCausalLM": DeepseekConfigReader(
-            "glm4_moe_lite", no_windows, qkv_bias=False, defaults={"first_k_dense_replace": 1}
+            "glm4_moe_lite",
+            no_windows,
+            qkv_bias=False,
+            defaults={"first_k_dense_replace": 1, "n_shared_experts": 1, "routed_scaling_factor": 1.8},
         ),
     },
     gguf_readers={"deepseek2": DeepseekConfigReader("deepseek2", no_windows, gguf_defaults={"norm_topk_prob": False})},

@@ -67,7 +67,7 @@ _MOE_READER: Final = Glm4MoeConfigReader(
     output_bias_key=None,
     experts=read_routed_experts,
     rotated_share=ROTATED_SHARE,
-    defaults={"first_k_dense_replace": 1, "num_nextn_predict_layers": 1},
+    defaults={"first_k_dense_replace": 1, "n_shared_experts": 1, "num_nextn_predict_layers": 1},
     gguf_defaults={"norm_topk_prob": False},
 )
 _SOLAR: Final = replace(
@@ -76,7 +76,7 @@ _SOLAR: Final = replace(
     inner_key="moe_intermediate_size",
     rotated_share=1.0,
     default_theta=1e6,
-    defaults={"n_group": 1, "topk_group": 1},
+    defaults={"head_dim": 128, "n_group": 1, "n_shared_experts": 1, "topk_group": 1},
     required={"use_qk_norm": False, "first_k_dense_replace": 0, "mlp_layer_types": None},
     ignored=("intermediate_size",),
 )

@@ -49,6 +49,7 @@ def _read_ropes(fields: ConfigFields, sizes: LlamaSizes) -> list[RopeConfig | No
         not isinstance(bases, list)
         or len(bases) != layers
         or not all(isinstance(base, int | float) and base >= 0 for base in bases)
+        or any(isinstance(base, bool) != is_gguf for base in bases if bases != [sizes.rope.theta] * layers)
     ):
         raise fields.error(key, f"must hold a number of at least 0 for each of {layers} layers, got {bases!r:.80}")
     return [replace(sizes.rope, theta=sizes.rope.theta if is_gguf else float(base)) if base else None for base in bases]
@@ -73,7 +74,9 @@ def _read_gguf_experts(header: ConfigFields, sizes: LlamaSizes) -> ExpertSizes |
 GRANITE_SWA: Final = Architecture(
     name="granite_swa",
     hf_readers={
-        "GraniteSWAForCausalLM": GraniteSwaConfigReader("granite_swa", _windows, reads_mlp_bias=True),
+        "GraniteSWAForCausalLM": GraniteSwaConfigReader(
+            "granite_swa", _windows, reads_mlp_bias=True, defaults={"tie_word_embeddings": True}
+        ),
         "GraniteMoeSWAForCausalLM": GraniteSwaConfigReader(
             "granitemoe_swa", _windows, experts=partial(read_shared_experts, names=NAMES)
         ),

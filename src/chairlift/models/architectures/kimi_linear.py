@@ -87,7 +87,10 @@ def _read_layers(fields: ConfigFields, layers: int) -> list[bool]:
     types, own = fields.get("layer_types"), fields.mapping("linear_attn_config")
     listed = {} if own is None else {key: own.get(key) for key in TYPE_LISTS}
     if own is not None and types is None and None not in listed.values():
-        found = {own.as_integer(key, number): kind for key, kind in TYPE_LISTS.items() for number in listed[key]}
+        if wrong := next((key for key, numbers in listed.items() if not isinstance(numbers, list)), None):
+            raise own.error(wrong, f"must be a list of numbers of layers, got {listed[wrong]!r:.80}")
+        numbered = ((key, number) for key, numbers in listed.items() for number in numbers)
+        found = {own.as_integer(key, number, high=layers): TYPE_LISTS[key] for key, number in numbered}
         return check_recurrent_layers(own, "kda_layers", [found.get(i + 1) for i in range(layers)], layers, LAYER_TYPES)
     default = ["full_attention" if index and index % 4 == 0 else "linear_attention" for index in range(layers)]
     return check_recurrent_layers(fields, "layer_types", types or default, layers, LAYER_TYPES)
@@ -127,7 +130,12 @@ _READER: Final = KimiLinearConfigReader(
     field_names=FIELD_NAMES,
     required={"mla_use_nope": True, "moe_router_activation_func": "sigmoid", "tie_word_embeddings": False},
     ignored=("use_grouped_topk",),
-    defaults={"norm_topk_prob": True, "first_k_dense_replace": 1},
+    defaults={
+        "norm_topk_prob": True,
+        "first_k_dense_replace": 1,
+        "n_shared_experts": 1,
+        "routed_scaling_factor": 2.446,
+    },
 )
 
 KIMI_LINEAR: Final = Architecture(

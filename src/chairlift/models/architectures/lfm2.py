@@ -135,7 +135,9 @@ _READER: Final = Lfm2ConfigReader(
     gguf_defaults={"block_auto_adjust_ff_dim": False},
     has_recurrence=True,
 )
-_MOE_READER: Final = replace(_READER, name="lfm2_moe", experts=_read_experts)
+_MOE_READER: Final = replace(
+    _READER, name="lfm2_moe", experts=_read_experts, defaults={"norm_topk_prob": True, "tie_word_embeddings": True}
+)
 
 LFM2: Final = Architecture(
     name="lfm2",

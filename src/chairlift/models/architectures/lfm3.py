@@ -71,6 +71,7 @@ def _read_types(fields: ConfigFields, layers: int) -> Any:
 
 def _windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     window, types = fields.window(256), _read_types(fields, layers)
+    check_recurrent_layers(fields, "layer_types", types, layers, LAYER_TYPES)
     if window is None and "sliding_attention" in types:
         fields.get("sliding_window", REQUIRED)
     return [window if kind == "sliding_attention" else None for kind in types]

@@ -226,7 +226,9 @@ LLAMA: Final = Architecture(
     name="llama",
     hf_readers={
         "LlamaForCausalLM": LlamaConfigReader("llama", no_windows, reads_mlp_bias=True),
-        "MistralForCausalLM": LlamaConfigReader("mistral", uniform_windows, qkv_bias=False),
+        "MistralForCausalLM": LlamaConfigReader(
+            "mistral", uniform_windows, qkv_bias=False, defaults={"sliding_window": 4096}
+        ),
         "Qwen2ForCausalLM": replace(_QWEN2, windows=qwen_windows),
         "Qwen3ForCausalLM": replace(_QWEN3, windows=qwen_windows),
         "ArceeForCausalLM": _ARCEE,

@@ -27,6 +27,7 @@ from chairlift.models.reading.llama_sizes import AttentionGate, ExpertNames, Lla
 from chairlift.models.reading.rope_fields import read_partial_rope
 
 ONE_GROUP: Final[dict[str, Any]] = {"n_group": 1, "topk_group": 1}
+DEFAULTS: Final = {**ONE_GROUP, "head_dim": 128}
 FIELD_NAMES: Final = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
 MINIMAX_NAMES: Final = replace(MIXTRAL_NAMES, selection_bias="block_sparse_moe.e_score_correction_bias")
 HY3_NAMES: Final = ExpertNames(
@@ -76,7 +77,7 @@ _MINIMAX: Final = MiniMaxConfigReader(
     default_theta=5e6,
     experts=partial(read_routed_experts, names=MINIMAX_NAMES),
     field_names={"n_routed_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"},
-    defaults=ONE_GROUP,
+    defaults=DEFAULTS,
     required={
         "attn_type_list": 1,
         "norm_topk_prob": True,
@@ -95,7 +96,7 @@ _HY3: Final = LlamaConfigReader(
     default_theta=11_158_840.0,
     experts=partial(read_routed_experts, names=HY3_NAMES),
     field_names={**FIELD_NAMES, "routed_scaling_factor": "router_scaling_factor", "norm_topk_prob": "route_norm"},
-    defaults={**ONE_GROUP, "first_k_dense_replace": 1, "n_shared_experts": 1, "routed_scaling_factor": 2.826},
+    defaults={**DEFAULTS, "first_k_dense_replace": 1, "n_shared_experts": 1, "routed_scaling_factor": 2.826},
     required={
         "first_k_dense_replace": 1,
         "moe_router_enable_expert_bias": True,
@@ -122,7 +123,7 @@ _AFMOE: Final = AfmoeConfigReader(
         "first_k_dense_replace": "num_dense_layers",
         "sliding_window_pattern": "global_attn_every_n_layers",
     },
-    defaults={**ONE_GROUP, "first_k_dense_replace": 1, "n_shared_experts": 2},
+    defaults={**DEFAULTS, "first_k_dense_replace": 1, "n_shared_experts": 2},
     required={**ONE_GROUP, "norm_topk_prob": True, "num_expert_groups": 1, "num_limited_groups": 1},
 )
 _EXAONE: Final = LlamaConfigReader(

@@ -214,7 +214,8 @@ class LlamaSizes:
         names = experts.names
         up = tuple((f"{prefix}.{name}", 2 * experts.shared_size // len(names.shared_up)) for name in names.shared_up)
         down = f"{prefix}.{names.shared_down}"
-        shared = declare_network(up, down, hidden, self.activation, gated=True, prefix="shared_")
+        bias = self.mlp_bias
+        shared = declare_network(up, down, hidden, self.activation, gated=True, has_bias=bias, prefix="shared_")
         gate = names.shared_gate
         matrix = None if gate is None else MatrixSpec(ROUTER, "shared_gate", ((f"{prefix}.{gate}", 1),), hidden)
         norms = layer.feed_forward_norms

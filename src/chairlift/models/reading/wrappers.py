@@ -37,7 +37,9 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     | {"intermediate_size": 14_336, "max_position_embeddings": 131_072, "num_key_value_heads": 8}
     | {"sliding_window": 4096},
     "qwen2": _LLAMA | _QWEN | {"num_key_value_heads": 32, "max_window_layers": 28, "sliding_window": 4096},
-    "qwen3_vl_moe_text": {"norm_topk_prob": True},
+    **{f"{kind}_text": {"rope_theta": 1e6} for kind in ("qwen2_5_omni", "qwen2_5_vl", "qwen2_vl")},
+    "qwen3_vl_moe_text": {"norm_topk_prob": True, "rope_theta": 5e5},
+    "qwen3_vl_text": {"rope_theta": 5e5},
 }
 """`model_type` of a text model -> the values that transformers leaves out of its object in a `config.json`."""
 
@@ -159,7 +161,9 @@ WRAPPERS: Final[Mapping[str, Wrapper]] = {
 TEXT_PREFIXES: Final = tuple(dict.fromkeys(pair for wrapper in WRAPPERS.values() for pair in wrapper.prefixes))
 """(declared prefix, prefix in its place) of all wrappers. Adapters of a GGUF file have them too."""
 
-ENCODER_PREFIXES: Final = tuple(dict.fromkeys(prefix for wrapper in WRAPPERS.values() for prefix in wrapper.unread))
+ENCODER_PREFIXES: Final = tuple(
+    dict.fromkeys(each for wrapper in WRAPPERS.values() for each in wrapper.unread if not each.endswith("mtp."))
+)
 
 
 def find_wrapper(names: Any) -> str | None:

@@ -50,8 +50,8 @@ HARMONY: Final = ChannelSyntax(
 MUSE: Final = ChannelSyntax(
     (START, MESSAGE, "to="),
     ("<|eom|>", "<|eot|>", START),
-    r"\bto=(?!(?:self|user)\b)([\w.:-]+)",
-    r"\bto=self\b",
+    r"\bto=(?!(?:self|user)(?![\w.:-]))([\w.:-]+)",
+    r"\bto=self(?![\w.:-])",
     f" to=user{MESSAGE}",
     Reasoning("to=", f"to=user{MESSAGE}", ends=("<atem:function_calls>",)),
 )
@@ -104,7 +104,7 @@ def _attribute_tags(argument: str, call: str, rest: str = "") -> TagSyntax:
         rest: an expression of what follows the name of an argument and its quote.
     """
     value_end = rf"</{argument}>(?=\s*(?:<{argument} name=|</{call}>))"
-    return TagSyntax('">', rf'<{argument} name="([^"]+)"{rest or ">"}', value_end, f"</{call}>")
+    return TagSyntax('">', rf'<{argument} name="([^"]{{1,256}})"{rest or ">"}', value_end, f"</{call}>")
 
 
 NAMED: Final = r"(?P<name>[A-Za-z0-9_.:-]{1,128})(?:\[CALL_ID\]\w{1,32})?(?:\[ARGS\])?\s*(?={)"
@@ -112,13 +112,15 @@ DEEPSEEK: Final = r"(?:function<｜tool▁sep｜>)?(?P<name>[\w.:-]{1,128})(?:<�
 KIMI: Final = r"(?P<id>(?:functions\.)?(?P<name>[\w.:-]{1,128}?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>\s*(?={)"
 SOLAR: Final = r"(?P<id>\w{1,64})?<\|tool_call:name\|>(?P<name>[\w.:-]{1,128})<\|tool_call:args\|>\s*(?={)"
 QWEN_END: Final = r"\n?</parameter>(?=\s*(?:<parameter=|</function>|</(?:seed:)?tool_call>))"
-QWEN_TAGS: Final = TagSyntax(">", r"<parameter=([^>\n]+)>\n?", QWEN_END, "</function>")
-SEED_TAGS: Final = QWEN_TAGS._replace(key="<parameter=([^>\n]+)>", value_end=QWEN_END.removeprefix(r"\n?"))
+QWEN_TAGS: Final = TagSyntax(">", r"<parameter=([^>\n]{1,256})>\n?", QWEN_END, "</function>")
+SEED_TAGS: Final = QWEN_TAGS._replace(key="<parameter=([^>\n]{1,256})>", value_end=QWEN_END.removeprefix(r"\n?"))
 GLM_END: Final = r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>))"
-GLM_TAGS: Final = TagSyntax(r"(?=\s*<)", r"<arg_key>([^<]+)</arg_key>\s*<arg_value>", GLM_END, "</tool_call>")
+GLM_TAGS: Final = TagSyntax(
+    r"(?=\s*<)", r"<arg_key>([^<]{1,256})</arg_key>\s{0,80}<arg_value>", GLM_END, "</tool_call>"
+)
 HUNYUAN_TAGS: Final = TagSyntax(
     r"\s*(?:<tool_sep:opensource>|(?=<arg_key:|</tool_call:))",
-    r"<arg_key:opensource>([^<]+)</arg_key:opensource>\s*<arg_value:opensource>",
+    r"<arg_key:opensource>([^<]{1,256})</arg_key:opensource>\s{0,80}<arg_value:opensource>",
     r"</arg_value:opensource>(?=\s*(?:<arg_key:opensource>|</tool_call:opensource>))",
     "</tool_call:opensource>",
 )
@@ -136,13 +138,13 @@ MINIMAX_M3_TAGS: Final = TagSyntax(
 )
 KIMI_K3_TAGS: Final = TagSyntax(
     r'"[^<]*<\|sep\|>',
-    r'<\|open\|>argument key="([^"]+)" type="(?P<type>\w+)"<\|sep\|>',
+    r'<\|open\|>argument key="([^"]{1,256})" type="(?P<type>\w{1,80})"<\|sep\|>',
     r"<\|close\|>argument<\|sep\|>(?=\s*<\|(?:open\|>argument|close\|>call))",
     "<|close|>call<|sep|>",
 )
 SOLAR_TAGS: Final = TagSyntax(
     r"\s*(?=<)",
-    r"<\|tool_arg:start\|>([^<]+)<\|tool_arg:value\|>",
+    r"<\|tool_arg:start\|>([^<]{1,256})<\|tool_arg:value\|>",
     r"<\|tool_arg:end\|>(?=\s*<\|tool_(?:arg:start|call:end)\|>)",
     "<|tool_call:end|>",
 )
@@ -217,7 +219,7 @@ CALL_MARKS: Final = (
     (("List of tools: [", "<|im_start|>"), "lfm2"), (("<TOOLCALL>",), "nemotron_json"),
     (('<function name="',), "minicpm5"), (("<atem:function_calls>",), "muse_glimmer"),
     (("function_calls>", "｜DSML｜"), "deepseek_v32"), (("tool_calls>", "｜DSML｜"), "deepseek_v4"),
-    (("]<]minimax[>[",), "minimax_m3"), (("<|open|>", "<|sep|>"), "kimi_k3"), (("<tool_sep",), "hy_v3"),
+    (("]<]minimax[>[",), "minimax_m3"), (("<|open|>", "<|sep|>"), "kimi_k3"),
     (("<|tool_call:begin|>",), "solar_open"), (("<|tool_arg:start|>",), "solar_open2"),
     (("<|role_sep|>",), "gigachat3"), (("<|tools_prefix|>",), "apertus"), (("<tool_call>",), "hermes"),
 )  # fmt: skip

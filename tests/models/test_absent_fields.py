@@ -1,0 +1,41 @@
+"""A field that a config.json does not contain has the value of transformers, or the shapes of tensors show another."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from chairlift.errors import ModelLoadError
+from chairlift.models.declaration.model_config import ModelConfig
+from chairlift.models.registry import read_hf_config
+from support.case_loop import loop_over
+from support.tiny_models import TINY_MODELS, make_tiny_config
+
+SHOWN_BY_SHAPES = {"head_dim", "n_shared_experts", "num_key_value_heads", "q_lora_rank"}
+OF_THE_CHECKPOINT = {"architectures", "bos_token_id", "dtype", "eos_token_id", "model_type", "pad_token_id"}
+
+
+def read(config: dict[str, Any]) -> ModelConfig | None:
+    try:
+        return read_hf_config(config, source="config.json")
+    except ModelLoadError:
+        return None
+
+
+@loop_over("arch", TINY_MODELS)
+def test_absent_fields_have_the_values_of_transformers(arch: str) -> None:
+    model_class, config = make_tiny_config(arch)
+    text = config.get_text_config()
+    fields = json.loads(text.to_json_string(use_diff=False))
+    fields["architectures"] = [model_class.__name__.replace("ConditionalGeneration", "CausalLM")]
+    assert read(fields) is not None
+    wrong = []
+    for key in fields.keys() - SHOWN_BY_SHAPES - OF_THE_CHECKPOINT:
+        default = getattr(type(text), key, None)
+        if not isinstance(default, bool | int | float | str):
+            continue  # It is derived from other fields, or has no value.
+        given = read({**fields, key: default})
+        absent = read({name: value for name, value in fields.items() if name != key})
+        if None not in (given, absent) and given != absent:
+            wrong.append((key, default))
+    assert wrong == []
