@@ -49,7 +49,7 @@ def _read_ropes(fields: ConfigFields, sizes: LlamaSizes) -> list[RopeConfig | No
         not isinstance(bases, list)
         or len(bases) != layers
         or not all(isinstance(base, int | float) and base >= 0 for base in bases)
-        or any(isinstance(base, bool) != is_gguf for base in bases if bases != [sizes.rope.theta] * layers)
+        or (not is_gguf and any(isinstance(base, bool) for base in bases))
     ):
         raise fields.error(key, f"must hold a number of at least 0 for each of {layers} layers, got {bases!r:.80}")
     return [replace(sizes.rope, theta=sizes.rope.theta if is_gguf else float(base)) if base else None for base in bases]
