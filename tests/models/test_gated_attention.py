@@ -11,10 +11,13 @@ from test_gguf_parity import assert_logits_of_transformers, load, write_gguf
 from test_published_configs import CONFIGS
 
 from chairlift.errors import ModelLoadError
+from chairlift.loading.lora_adapter import read_lora_adapter
+from chairlift.loading.resolve import resolve_model
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.kv_layout import KVLayout
 from chairlift.models.registry import read_hf_config
 from chairlift.models.torch_operations import torch_operations
+from support.lora_adapters import write_adapter
 
 # -- Muse Glimmer ----------------------------------------------------------------------------------------------------
 
@@ -56,6 +59,15 @@ def test_fields_that_a_file_of_muse_glimmer_lacks_have_the_defaults_of_transform
 def test_values_that_muse_glimmer_does_not_compute_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):
         muse(**changes)
+
+
+def test_an_adapter_of_all_linear_layers(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
+    """The gate has a matrix. Those of the encoder are skipped, also where a module has no further name."""
+    folder = tiny_model_dir("muse_glimmer")
+    write_adapter(folder, tmp_path, target_modules="all-linear", r=2)
+    matrices = read_lora_adapter(str(tmp_path), resolve_model(str(folder)).config(), 8)
+    names = (*(f"self_attn.{part}_proj" for part in ("q", "k", "v", "o", "gate")), "mlp.gate_proj", "mlp.up_proj")
+    assert set(matrices) == {f"model.layers.{layer}.{name}" for layer in range(5) for name in (*names, "mlp.down_proj")}
 
 
 # -- Laguna ----------------------------------------------------------------------------------------------------------

@@ -236,7 +236,7 @@ def _read_matrices(
     ranks = _Ranks(path, adapter, len(targets))
     origin = f"was trained for another model (base_model_name_or_path={adapter.base_model_name_or_path!r:.100})"
     pairs = dict(_module_pairs(file, path))
-    if encoders := [module for module in pairs if module.startswith(ENCODER_PREFIXES)]:
+    if encoders := [module for module in pairs if f"{module}.".startswith(ENCODER_PREFIXES)]:
         logger.info(f"{path}: skipped {counted(len(encoders), 'module')} of encoders, such as {encoders[0]}")
     for module, names in pairs.items():
         where = f"{path}: {module}"
