@@ -14,6 +14,7 @@ from test_gguf_parity import assert_logits_of_transformers, load
 from test_published_configs import read
 from transformers import AutoModelForCausalLM
 
+from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.torch_operations import torch_operations
 from support.native import needs_native
 
@@ -35,6 +36,13 @@ def test_published_sizes(name: str, num_weights: int) -> None:
     config = read(name)
     assert sum(matrix.num_weights for matrix in config.matrices) == num_weights
     assert torch_operations(config) == []
+
+
+def test_published_files_of_minimax_have_the_number_of_rotated_dimensions() -> None:
+    (rope,) = {spec.rope for spec in read("MiniMax-M2.7").attention_specs.values()}
+    assert rope == RopeConfig(theta=5e6, rotary_dim=64)
+    (whole,) = {spec.rope for spec in read("MiniMax-M2.7", rotary_dim=None).attention_specs.values()}
+    assert whole == RopeConfig(theta=5e6)
 
 
 @pytest.mark.parametrize("arch", MODELS)
