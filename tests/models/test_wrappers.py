@@ -165,6 +165,8 @@ def test_the_text_model_of_a_wrapper_gives_its_logits(name: str, tmp_path: Path)
         model.save_pretrained(folder, save_original_format=folder.name == "original")
     if names_in(folders[0]) == names_in(folders[1]):
         del folders[1]
+    if name == "Qwen3VLMoe":
+        folders.append(with_transposed_experts(folders[0], tmp_path / "published"))
     with torch.inference_mode():
         expected = {
             sequence: CASES[name].logits(model(torch.tensor([tokens])).logits[0])
@@ -173,6 +175,16 @@ def test_the_text_model_of_a_wrapper_gives_its_logits(name: str, tmp_path: Path)
         for folder in folders:
             for kernels in KERNEL_SETS:
                 check_logits(folder, kernels, expected)
+
+
+def with_transposed_experts(source: Path, folder: Path) -> Path:
+    """A copy with the experts of published files, which transformers 5 does not restore: [experts, in, out]."""
+    shutil.copytree(source, folder)
+    tensors = load_file(source / "model.safetensors")
+    stacked = {name: each.transpose(1, 2).contiguous() for name, each in tensors.items() if ".experts." in name}
+    assert len(stacked) == 4
+    save_file(tensors | stacked, folder / "model.safetensors")
+    return folder
 
 
 @pytest.fixture(scope="module")
