@@ -15,6 +15,8 @@ import torch
 from chairlift.loading.safetensors_weights import SafetensorsWeights
 from chairlift.models.decoder import DecoderModel, build_model
 from chairlift.models.registry import read_hf_config
+from chairlift.models.torch_operations import torch_operations
+from support.computed_by_torch import ComputedByTorch
 from support.native import unavailable_reason
 from support.packed_steps import Tables, pack
 from support.recurrences import state_step
@@ -404,6 +406,8 @@ def test_logits_are_those_of_transformers(case: str, tiny_model_dir: Callable[..
         model = load(folder, kernels)
         check_whole_prompts(model, expected, tolerance(folder))
         check_chunks_and_decodes(model, expected, tolerance(folder))
+        if kernels == "native":
+            check_decodes_can_be_recorded(model)
 
 
 def check_whole_prompts(model: DecoderModel, expected: dict[int, torch.Tensor], tolerance: float) -> None:
@@ -429,6 +433,15 @@ def check_chunks_and_decodes(model: DecoderModel, expected: dict[int, torch.Tens
         for sequence, start, stop in work:
             assert_close(logits[sequence], expected[sequence][start:stop], tolerance)
             done[sequence] = stop
+
+
+def check_decodes_can_be_recorded(model: DecoderModel) -> None:
+    """Native kernels compute all layers: a recording would lack what torch computes."""
+    assert torch_operations(model.config) == []
+    computed = ComputedByTorch()
+    model._run_layers = computed.run_layers
+    run(model, Tables(64, 8), [(4, 0, 1)])
+    assert computed.names == []
 
 
 def test_new_kv_memory_is_empty(tiny_model_dir: Callable[..., Path]) -> None:
