@@ -139,7 +139,8 @@ these the message names the reason:
 def row_names() -> list[str]:
     """The name of each row: every model class without images that the registry can load."""
     names = {name for architecture in ARCHITECTURES.values() for name in architecture.hf_readers}
-    return sorted(name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX))
+    spellings = {name.lower(): name.removesuffix(SUFFIX) for name in sorted(names) if name.endswith(SUFFIX)}
+    return sorted(spellings.values())
 
 
 def tested_rows() -> dict[str, dict[str, list[str]]]:

@@ -9,7 +9,7 @@ from benchmarks.model_table import COLUMNS, PAGE, ROOT, count_passed, parse_tabl
 
 from chairlift.models.registry import ARCHITECTURES
 
-FOLDERS_ONLY = ("OPT", "OlmoHybrid")
+FOLDERS_ONLY = ("OPT", "OlmoHybrid", "Lfm3")
 """The architectures whose GGUF files are not read."""
 
 REPORT = """\

@@ -51,7 +51,7 @@ MODELS: dict[str, list[str] | str] = {
     "nemotron3": ["fc1_latent_proj", "fc2_latent_proj", "down_proj"],
 }
 if EVERY_ARCHITECTURE:  # PEFT trains experts and routers with "all-linear", and latent attention has parts.
-    MODELS = {**{arch: ["q_a_proj", "q_proj", "o_proj", "out_proj"] for arch in TINY_MODELS}, **MODELS}
+    MODELS = {**{arch: ["q_a_proj", "k_proj", "o_proj"] for arch in TINY_MODELS}, **MODELS}
 LENGTHS = (37, 1, 9, 20)
 
 
