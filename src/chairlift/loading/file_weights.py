@@ -15,7 +15,7 @@ import torch
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import PackedRows, packed_tensor
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.reading.architecture import BARE_PREFIX, StoredName
+from chairlift.models.reading.architecture import NUMBER, StoredName
 
 MAX_NAMES_SHOWN: Final = 5
 """Maximum number of tensor names in a message."""
@@ -135,7 +135,7 @@ class FileWeights(ABC):
         if part is None:
             return places
         found = [place._replace(expert=None, part=part) for place in places]
-        own = name.removeprefix(BARE_PREFIX)
+        own = NUMBER.split(name, maxsplit=1)[-1]
         return sorted(found, key=lambda place: place.name.endswith(own))
 
     def _find(self, name: str, shape: tuple[int, ...]) -> StoredName:
