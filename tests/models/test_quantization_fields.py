@@ -305,3 +305,15 @@ def test_errors_name_the_method_the_value_and_the_alternative(config: Any, names
 def test_errors_name_another_way() -> None:
     with pytest.raises(ModelLoadError, match=r"use a GGUF file, or the unquantized model with --quantization int8"):
         read({"quant_method": "bitsandbytes"})
+
+
+def test_targets_may_have_the_names_of_another_version_of_transformers() -> None:
+    """A name of a module has precedence over `Linear`, in whichever form the configuration has it."""
+    own, others = WeightScheme("gptq", 8), WeightScheme("gptq", 4)
+    found = Quantization("gptq", ((("re:model.language_model.layers.1.",), own), (("Linear",), others)))
+    for layer, scheme in ((0, others), (1, own)):
+        end = f"layers.{layer}.mlp.up_proj"
+        assert (
+            found.scheme(f"language_model.model.{end}", f"model.{end}.weight", f"model.language_model.{end}.weight")
+            == scheme
+        )

@@ -103,15 +103,12 @@ class Quantization:
             others: the other names of its weight, because names in the configuration may be those of another version of
                 transformers.
         """
-        names = dict.fromkeys((module, *(name.removesuffix(".weight") for name in others)))
+        names = [module, *(name.removesuffix(".weight") for name in others)]
         if any(_matches(name, self.ignored) for name in names):
             return None
-        return next(filter(None, map(self._scheme, names)), None)
-
-    def _scheme(self, module: str) -> WeightScheme | None:
         for accepts_all in (False, True):
             for targets, scheme in self.schemes:
-                if (accepts_all and LINEAR in targets) or _matches(module, targets):
+                if (accepts_all and LINEAR in targets) or any(_matches(name, targets) for name in names):
                     return scheme
         return None
 
