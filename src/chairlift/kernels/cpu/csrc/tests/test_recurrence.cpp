@@ -344,7 +344,7 @@ void check_errors() {
   CHECK(throws([&] { step({0, 1, 2}, {0, 1}, {0, 1}, {{1, 1, 2}, {0, 1, 3}}); }));
   CHECK(throws([&] { step({0, 1}, {0}, {0}, {{0, 1, -1}}); }));
   CHECK(throws([&] { step({0, 1}, {-2}, {0}, {}); }));
-  CHECK(throws([] { Convolution(std::vector<float>(10), {}, 5, false); }));
+  CHECK(throws([] { Convolution(std::vector<float>(16), {}, 8, false); }));
   CHECK(throws([] { Convolution(std::vector<float>(7), {}, 2, false); }));
   Random random(1);
   const ShortLayer layer(4, 3, false, random);
