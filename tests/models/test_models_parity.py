@@ -436,11 +436,12 @@ def check_chunks_and_decodes(model: DecoderModel, expected: dict[int, torch.Tens
 
 
 def check_decodes_can_be_recorded(model: DecoderModel) -> None:
-    """Native kernels compute all layers: a recording would lack what torch computes."""
+    """Native kernels compute all layers, of prompts and of decodes: a recording would lack what torch computes."""
     assert torch_operations(model.config) == []
-    computed = ComputedByTorch()
+    computed, tables = ComputedByTorch(), Tables(64, 8)
     model._run_layers = computed.run_layers
-    run(model, Tables(64, 8), [(4, 0, 1)])
+    for tokens in ((0, 5), (5, 6)):
+        run(model, tables, [(4, *tokens)])
     assert computed.names == []
 
 
