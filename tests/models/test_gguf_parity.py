@@ -246,6 +246,8 @@ LAYER_NORMS = {
     "post_mlp_layernorm": "post_ffw_norm",
     "attention_layernorm": "attn_norm",
     "feedforward_layernorm": "ffn_norm",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
     "self_attn.query_layernorm": "attn_q_norm",
     "self_attn.key_layernorm": "attn_k_norm",
 }
@@ -281,6 +283,7 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
     "arcee": {},
     "apertus": {},
     "seed_oss": {"attention.key_length": 24, "attention.value_length": 24},
+    "starcoder2": {"attention.layer_norm_epsilon": 1e-3},
     "cohere": {**LAYER_NORM, "rope.scaling.type": "none", "rope.freq_base": 5e5},
     "cohere2": {
         **LAYER_NORM,
@@ -776,7 +779,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma3": {"query_pre_attn_scalar": 16},
     "gemma4": {"vocab_size_per_layer_input": 256},
     "gemma4_moe": {"final_logit_softcapping": 7.0},
-    "ministral3": {"sliding_window": None},
+    **{key: {"sliding_window": None} for key in ("ministral3", "starcoder2")},
     **{key: {"use_sliding_window": False} for key in ("qwen2", "qwen2vl")},
     "granite4": {"intermediate_size": 96},
     "smollm3": {"no_rope_layers": None, "use_sliding_window": False, "layer_types": None},

@@ -325,6 +325,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "starcoder2": ("starcoder2", {}),
+    "starcoder2-plain": ("starcoder2", {"use_bias": False, "sliding_window": None, "tie_word_embeddings": True}),
     "opt": ("opt", {}),
     "opt-projections": ("opt", {"word_embed_proj_dim": 32}),
     "opt-norm-after": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),

@@ -106,6 +106,9 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("Mellum2-12B-A2.5B-Base", {"use_sliding_window": False}),
     ("North-Mini-Code-1.0", {"use_parallel_block": False}),
     ("Qwen1.5-MoE-A2.7B", {"qkv_bias": False}),
+    ("starcoder2-15b", {"mlp_type": "gated"}),
+    ("starcoder2-15b", {"norm_type": "rms_norm"}),
+    ("starcoder2-15b", {"hidden_act": "gelu"}),
 ]
 
 

@@ -698,6 +698,7 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             ],
         },
     ),
+    "starcoder2": ("Starcoder2", {**TINY_GATED, "sliding_window": 24, "norm_epsilon": 1e-3}),
     "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "dropout": 0.0}),
 }
 
@@ -772,6 +773,7 @@ exaone_moe      .       .       .      .     .         x        .       .      .
 muse_glimmer    x       .       .      x     x         .        .       .      .        x
 laguna          x       .       .      x     .         x        .       .      x        x
 lfm3            x       .       .      x     .         .        x       .      x        x
+starcoder2      .       .       .      x     .         .        .       .      .        .
 opt             x       .       .      .     x         .        .       x      .        x
 """
 """The properties that a case of an architecture protects.
