@@ -179,6 +179,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe": ("glm4_moe", {}),
     "glm4_moe_lite": ("glm4_moe_lite", {}),
     "solar_open": ("solar_open", {}),
+    "dots1": ("dots1", {}),
+    "dots1-biases": (
+        "dots1",
+        {
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "first_k_dense_replace": 0,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
     "minimax_m2": ("minimax_m2", {}),
     "hy_v3": ("hy_v3", {}),
     "hy_v3-biases": (

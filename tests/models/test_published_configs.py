@@ -74,6 +74,8 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("MiniMax-M2.7", {"n_routed_experts": 8}),
     ("Solar-Open-100B", {"use_qk_norm": True}),
     ("Solar-Open-100B", {"first_k_dense_replace": 1}),
+    ("dots.llm1.inst", {"scoring_func": "softmax"}),
+    ("dots.llm1.inst", {"mlp_layer_types": ["sparse"] * 62}),
     ("Hy3-preview", {"moe_router_use_sigmoid": False}),
     ("Hy3-preview", {"route_norm": False}),
     ("Hy3-preview", {"qk_norm": False}),

@@ -19,7 +19,7 @@ from chairlift.models.torch_operations import torch_operations
 from support.native import needs_native
 
 TinyModelDir = Callable[..., Path]
-MODELS = ("minimax_m2", "solar_open", "hy_v3", "afmoe", "exaone_moe", "glm4_moe", "deepseek_v3")
+MODELS = ("minimax_m2", "solar_open", "dots1", "hy_v3", "afmoe", "exaone_moe", "glm4_moe", "deepseek_v3")
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,7 @@ MODELS = ("minimax_m2", "solar_open", "hy_v3", "afmoe", "exaone_moe", "glm4_moe"
     [
         ("MiniMax-M2.7", 228_688_920_576),
         ("Solar-Open-100B", 102_651_396_096),
+        ("dots.llm1.inst", 142_773_846_016),
         ("Hy3-preview", 295_032_848_384),
         ("Trinity-Mini", 26_123_698_176),
         ("K-EXAONE-236B-A23B", 236_570_542_080),
@@ -43,6 +44,10 @@ def test_published_files_of_minimax_have_the_number_of_rotated_dimensions() -> N
     assert rope == RopeConfig(theta=5e6, rotary_dim=64)
     (whole,) = {spec.rope for spec in read("MiniMax-M2.7", rotary_dim=None).attention_specs.values()}
     assert whole == RopeConfig(theta=5e6)
+
+
+def test_published_files_of_dots_have_the_method_in_the_field_of_the_score() -> None:
+    assert read("dots.llm1.inst") == read("dots.llm1.inst", scoring_func="sigmoid", topk_method="noaux_tc")
 
 
 @pytest.mark.parametrize("arch", MODELS)

@@ -608,6 +608,22 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "routed_scaling_factor": 1.7,
         },
     ),
+    "dots1": (
+        "Dots1",
+        {
+            **TINY_GATED,
+            **TINY_GROUPS,
+            "num_hidden_layers": 3,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "n_shared_experts": 2,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.7,
+            "sliding_window": 20,
+            "max_window_layers": 2,
+        },
+    ),
     "minimax_m2": (
         "MiniMaxM2",
         {
@@ -766,6 +782,7 @@ mistral4        x       .       .      .     .         .        .       .      x
 youtu           .       .       .      .     .         .        .       .      .        .
 minicpm3        x       .       .      .     .         .        .       .      .        .
 solar_open      .       .       .      .     .         .        .       .      .        .
+dots1           .       .       .      .     .         .        .       .      .        .
 minimax_m2      x       .       .      x     .         .        .       .      x        .
 hy_v3           .       .       .      .     .         .        .       .      x        .
 afmoe           x       x       .      x     x         x        .       .      .        x
