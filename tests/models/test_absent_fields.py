@@ -14,6 +14,10 @@ from support.tiny_models import TINY_MODELS, make_tiny_config
 SHOWN_BY_SHAPES = {"head_dim", "n_shared_experts", "num_key_value_heads", "q_lora_rank"}
 OF_THE_CHECKPOINT = {"architectures", "bos_token_id", "dtype", "eos_token_id", "model_type", "pad_token_id"}
 
+DELIBERATE = {("olmo_hybrid", "rope_parameters")}
+"""A comment in transformers says that null stands for no rotary embedding, as in the released files, but its
+configuration class replaces null by a base."""
+
 
 def read(config: dict[str, Any]) -> ModelConfig | None:
     try:
@@ -27,15 +31,18 @@ def test_absent_fields_have_the_values_of_transformers(arch: str) -> None:
     model_class, config = make_tiny_config(arch)
     text = config.get_text_config()
     fields = json.loads(text.to_json_string(use_diff=False))
+    fields.pop("time_step_limit", None)  # The class does not take the list of a file.
     fields["architectures"] = [model_class.__name__.replace("ConditionalGeneration", "CausalLM")]
     assert read(fields) is not None
     wrong = []
     for key in fields.keys() - SHOWN_BY_SHAPES - OF_THE_CHECKPOINT:
+        rest = {name: value for name, value in fields.items() if name != key}
         default = getattr(type(text), key, None)
-        if not isinstance(default, bool | int | float | str):
-            continue  # It is derived from other fields, or has no value.
-        given = read({**fields, key: default})
-        absent = read({name: value for name, value in fields.items() if name != key})
+        if isinstance(fields[key], list | dict):
+            default = json.loads(type(text)(**rest).to_json_string(use_diff=False))[key]
+        elif not isinstance(default, bool | int | float | str):
+            continue  # It has no value.
+        given, absent = read({**fields, key: default}), read(rest)
         if None not in (given, absent) and given != absent:
             wrong.append((key, default))
-    assert wrong == []
+    assert [each for each in wrong if (arch, each[0]) not in DELIBERATE] == []
