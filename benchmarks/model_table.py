@@ -1,10 +1,11 @@
 """Writes docs/models.md, the table of model architectures and the tests that each of them passes.
 
-    python -m benchmarks.model_table [--junit REPORT.xml] [--output docs/models.md]
+    python -m benchmarks.model_table [--junit REPORT.xml] [--only NAME] [--output docs/models.md]
 
 The script runs the tests of the table with pytest, or reads the report of an earlier run (`pytest --junit-xml`). Each
-cell is the number of tests of one architecture that passed. The exit status is 1, and no page is written, if a test
-failed or an architecture of the registry has none.
+cell is the number of tests of one architecture that passed. With `--only` the cells of other tests keep the numbers
+that the page has. The exit status is 1, and no page is written, if a test failed or an architecture of the registry has
+none.
 """
 
 from __future__ import annotations
@@ -153,10 +154,14 @@ def tested_rows() -> dict[str, dict[str, list[str]]]:
     return {column.title: templates if column.title == "chat template" else rows for column in COLUMNS}
 
 
-def run_tests(report: Path) -> None:
-    """Run the tests of all columns with every architecture, and write a report in the format of JUnit."""
+def run_tests(report: Path, only: str) -> None:
+    """Run the tests of all columns with every architecture, and write a report in the format of JUnit.
+
+    Args:
+        only: the part of their names that the tests must have; an empty text for all tests.
+    """
     tests = [f"{column.file}::{test}" for column in COLUMNS for test in column.tests]
-    command = [sys.executable, "-m", "pytest", "-q", f"--junit-xml={report}", *tests]
+    command = [sys.executable, "-m", "pytest", "-q", f"--junit-xml={report}", "-k", only, *tests]
     subprocess.run(command, cwd=ROOT, check=False, env={**os.environ, "EVERY_ARCHITECTURE": "1"})
 
 
@@ -214,13 +219,16 @@ def parse_table(page: str) -> dict[tuple[str, str], int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--junit", type=Path, help="the report of an earlier run, instead of running the tests")
+    parser.add_argument("--only", default="", metavar="NAME", help="the key of a model in TINY_MODELS: test it alone")
     parser.add_argument("--output", type=Path, default=PAGE)
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
         report = options.junit or Path(folder) / "report.xml"
         if options.junit is None:
-            run_tests(report)
+            run_tests(report, options.only)
         counts = count_passed(report)
+    if options.only:
+        counts = Counter({**parse_table(options.output.read_text(encoding="utf-8")), **counts})
     if missing := [row for row in row_names() if not counts[row, "logits"]]:
         raise SystemExit(f"these architectures have no test of their logits: {', '.join(missing)}")
     options.output.write_text(render(counts), encoding="utf-8")
