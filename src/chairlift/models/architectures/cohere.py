@@ -21,7 +21,7 @@ from chairlift.models.reading.expert_fields import (
     read_experts,
     read_first_dense_layers,
 )
-from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
+from chairlift.models.reading.gguf_header import GGUFHeader
 from chairlift.models.reading.layer_fields import read_windows
 from chairlift.models.reading.llama_sizes import ExpertSizes, LlamaSizes, NormNames
 
@@ -145,7 +145,6 @@ COHERE: Final = Architecture(
         "Cohere2MoeForCausalLM": _MOE_READER,
     },
     gguf_readers={"command-r": _READER, "cohere2": _READER2, "cohere2moe": _MOE_READER},
-    gguf_names=GGUF_NAMES,
     gguf_interleaved=frozenset(("command-r", "cohere2", "cohere2moe")),
     stacked_names={**PAIRED_QUERIES_AND_KEYS, **stacked_experts()},
 )

@@ -16,7 +16,7 @@ from typing import Any, Final
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
 from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
-from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
+from chairlift.models.reading.gguf_header import POST_NORM_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import read_windows
 from chairlift.models.reading.llama_sizes import LlamaSizes, NormNames
 from chairlift.models.reading.rope_fields import read_layer_ropes
@@ -117,28 +117,20 @@ def read_soft_cap(fields: ConfigFields, key: str, default: float | None) -> floa
     return None if fields.get(key, default) is None else fields.number(key, default)
 
 
-_GGUF_NAMES: Final = {
-    **GGUF_NAMES,
-    "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
-    "model.layers.{}.pre_feedforward_layernorm": "blk.{}.ffn_norm",
-    "model.layers.{}.post_feedforward_layernorm": "blk.{}.post_ffw_norm",
-}
-
 GEMMA: Final = Architecture(
     name="gemma",
     hf_readers={"GemmaForCausalLM": READER1},
     gguf_readers={"gemma": READER1},
-    gguf_names=GGUF_NAMES,
 )
 GEMMA2: Final = Architecture(
     name="gemma2",
     hf_readers={"Gemma2ForCausalLM": READER2},
     gguf_readers={"gemma2": READER2},
-    gguf_names=_GGUF_NAMES,
+    gguf_names=POST_NORM_NAMES,
 )
 GEMMA3: Final = Architecture(
     name="gemma3",
     hf_readers={"Gemma3ForCausalLM": READER3},
     gguf_readers={"gemma3": READER3},
-    gguf_names=_GGUF_NAMES,
+    gguf_names=POST_NORM_NAMES,
 )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from chairlift.kernels.routing import ExpertRouting
-from chairlift.models.architectures.gemma import GEMMA3, NORMS, read_soft_cap
+from chairlift.models.architectures.gemma import NORMS, read_soft_cap
 from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.declaration.feed_forward_spec import ParallelExpertsSpec
 from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec, PerLayerBranchSpec
@@ -23,7 +23,7 @@ from chairlift.models.declaration.model_config import ModelConfig, PerLayerInput
 from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, exact_quotient
 from chairlift.models.reading.expert_fields import read_experts
-from chairlift.models.reading.gguf_header import GGUFHeader
+from chairlift.models.reading.gguf_header import POST_NORM_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import read_windows
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
 from chairlift.models.reading.rope_fields import WHOLE_HEAD, read_layer_ropes, read_type_ropes
@@ -416,7 +416,7 @@ GEMMA4: Final = Architecture(
     },
     gguf_readers={"gemma4": read_gemma4_gguf},
     gguf_names={
-        **GEMMA3.gguf_names,
+        **POST_NORM_NAMES,
         "model.embed_tokens_per_layer": "per_layer_token_embd",
         "model.per_layer_model_projection": "per_layer_model_proj",
         "model.per_layer_projection_norm": "per_layer_proj_norm",

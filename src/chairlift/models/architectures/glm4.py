@@ -15,7 +15,7 @@ from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.reading.architecture import Architecture, StoredName, stacked_experts
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.expert_fields import read_routed_experts
-from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
+from chairlift.models.reading.gguf_header import GGUF_NAMES, POST_NORM_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import read_head_dim
 from chairlift.models.reading.llama_sizes import LlamaSizes, NormNames
 from chairlift.models.reading.rope_fields import read_partial_rope
@@ -93,8 +93,6 @@ GLM4: Final = Architecture(
         **GGUF_NAMES,
         **_PAIRS,
         "model.layers.{}.post_self_attn_layernorm": "blk.{}.post_attention_norm",
-        "model.layers.{}.mlp.gate_up_proj": "blk.{}.ffn_up",
-        "model.layers.{}.post_mlp_layernorm": "blk.{}.post_ffw_norm",
     },
     stacked_names={name: place._replace(name=name) for name, place in _PAIRS.items()},
 )
@@ -102,9 +100,6 @@ GLM4_MOE: Final = Architecture(
     name="glm4_moe",
     hf_readers={"Glm4MoeForCausalLM": _MOE_READER, "SolarOpenForCausalLM": _SOLAR},
     gguf_readers={"glm4moe": _MOE_READER},
-    gguf_names={
-        **GGUF_NAMES,
-        "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
-    },
+    gguf_names=POST_NORM_NAMES,
     stacked_names=stacked_experts(),
 )

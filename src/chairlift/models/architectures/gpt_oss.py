@@ -17,7 +17,7 @@ from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture, StoredName
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 from chairlift.models.reading.expert_fields import read_experts
-from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
+from chairlift.models.reading.gguf_header import POST_NORM_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import read_windows
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
 
@@ -71,12 +71,7 @@ GPT_OSS: Final = Architecture(
     name="gpt-oss",
     hf_readers={"GptOssForCausalLM": _READER},
     gguf_readers={"gpt-oss": _READER},
-    gguf_names={
-        **GGUF_NAMES,
-        "model.layers.{}.self_attn.sinks": "blk.{}.attn_sinks",
-        "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
-        "model.layers.{}.mlp.router": "blk.{}.ffn_gate_inp",
-    },
+    gguf_names={**POST_NORM_NAMES, "model.layers.{}.mlp.router": "blk.{}.ffn_gate_inp"},
     stacked_names={
         "model.layers.{}.self_attn.sinks.weight": "model.layers.{}.self_attn.sinks",
         **_expert_places("gate_proj", "gate_up_proj", first_row=0, row_step=2),

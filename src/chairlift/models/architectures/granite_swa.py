@@ -82,12 +82,7 @@ GRANITE_SWA: Final = Architecture(
         ),
     },
     gguf_readers={"granite_swa": GraniteSwaConfigReader("granite_swa", _windows, experts=_read_gguf_experts)},
-    gguf_names={
-        **GGUF_NAMES,
-        "model.layers.{}.self_attn.sinks": "blk.{}.attn_sinks",
-        "model.layers.{}.mlp.experts.{}.gate_up_proj": "blk.{}.ffn_gate_up_exps",
-        "model.layers.{}.mlp.shared_experts.gate_up_proj": "blk.{}.ffn_up_shexp",
-    },
+    gguf_names={**GGUF_NAMES, "model.layers.{}.mlp.shared_experts.gate_up_proj": "blk.{}.ffn_up_shexp"},
     gguf_interleaved=frozenset(("granite_swa",)),
     stacked_names={
         "model.layers.{}.self_attn.sinks.weight": "model.layers.{}.self_attn.sinks",

@@ -13,7 +13,7 @@ from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.reading.architecture import Architecture, stacked_experts
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.expert_fields import read_experts
-from chairlift.models.reading.gguf_header import GGUF_NAMES, SHARED_EXPERT, GGUFHeader
+from chairlift.models.reading.gguf_header import SHARED_EXPERT, GGUFHeader
 from chairlift.models.reading.layer_fields import read_head_dim
 from chairlift.models.reading.llama_sizes import ExpertSizes, LlamaSizes
 from chairlift.models.reading.rope_fields import read_rope
@@ -78,7 +78,6 @@ HUNYUAN: Final = Architecture(
     name="hunyuan",
     hf_readers={"HunYuanDenseV1ForCausalLM": _READER, "HunYuanMoEV1ForCausalLM": _MOE_READER},
     gguf_readers={"hunyuan-dense": _READER, "hunyuan-moe": _MOE_READER},
-    gguf_names=GGUF_NAMES,
     stacked_names={
         f"{_LAYER}self_attn.q_norm": f"{_LAYER}self_attn.query_layernorm",
         f"{_LAYER}self_attn.k_norm": f"{_LAYER}self_attn.key_layernorm",

@@ -16,7 +16,7 @@ from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import PAIRED_QUERIES_AND_KEYS, Architecture
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, exact_quotient
 from chairlift.models.reading.expert_fields import read_experts
-from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
+from chairlift.models.reading.gguf_header import POST_NORM_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import MAX_LAYERS, read_head_dim, read_layer_windows
 from chairlift.models.reading.llama_sizes import ExpertSizes, LlamaSizes, NormNames, QKNormKind
 from chairlift.models.reading.rope_fields import read_partial_rope, read_rope
@@ -240,7 +240,6 @@ LLAMA: Final = Architecture(
         **dict.fromkeys(("qwen3", "qwen3vl"), _QWEN3),
         "arcee": _ARCEE,
     },
-    gguf_names=GGUF_NAMES,
     gguf_interleaved=frozenset(("llama", "arcee")),
 )
 SEED_OSS: Final = Architecture(
@@ -255,7 +254,7 @@ SEED_OSS: Final = Architecture(
         )
     },
     gguf_readers={"seed_oss": LlamaConfigReader("seed_oss", uniform_windows)},
-    gguf_names={**GGUF_NAMES, "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm"},
+    gguf_names=POST_NORM_NAMES,
 )
 ERNIE45: Final = Architecture(
     name="ernie4_5",
@@ -269,7 +268,6 @@ ERNIE45: Final = Architecture(
         )
     },
     gguf_readers={"ernie4_5": LlamaConfigReader("ernie4_5", uniform_windows)},
-    gguf_names=GGUF_NAMES,
     gguf_interleaved=frozenset(("ernie4_5",)),
     stacked_names=PAIRED_QUERIES_AND_KEYS,
 )

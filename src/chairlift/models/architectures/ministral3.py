@@ -9,7 +9,7 @@ from chairlift.models.architectures.llama import LlamaConfigReader, uniform_wind
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
-from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
+from chairlift.models.reading.gguf_header import GGUFHeader
 
 
 class Ministral3ConfigReader(LlamaConfigReader):
@@ -41,6 +41,5 @@ MINISTRAL3: Final = Architecture(
     name="ministral3",
     hf_readers={"Ministral3ForCausalLM": READER},
     gguf_readers={"mistral3": READER},
-    gguf_names=GGUF_NAMES,
     gguf_interleaved=frozenset(("mistral3",)),
 )

@@ -72,7 +72,7 @@ MISTRAL4: Final = Architecture(
     name="mistral4",
     hf_readers={"Mistral4ForCausalLM": _READER},
     gguf_readers={"mistral4": _READER},
-    gguf_names={**DEEPSEEK_GGUF_NAMES, "model.layers.{}.mlp.experts.{}.gate_up_proj": "blk.{}.ffn_gate_up_exps"},
+    gguf_names=DEEPSEEK_GGUF_NAMES,
     stacked_names={
         **DEEPSEEK_STACKED_NAMES,
         "model.layers.{}.mlp.experts.{}.gate_up_proj.weight": "model.layers.{}.mlp.experts.gate_up_proj",

@@ -23,7 +23,6 @@ from chairlift.models.architectures.llama import (
 from chairlift.models.reading.architecture import PAIRED_QUERIES_AND_KEYS, Architecture, stacked_experts
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.expert_fields import (
-    QWEN_GGUF_NAMES,
     QWEN_NAMES,
     read_dense_layers,
     read_experts,
@@ -164,21 +163,18 @@ QWEN2_MOE: Final = Architecture(
     name="qwen2-moe",
     hf_readers={"Qwen2MoeForCausalLM": _QWEN2},
     gguf_readers={"qwen2moe": replace(_QWEN2, windows=no_windows)},
-    gguf_names=QWEN_GGUF_NAMES,
     stacked_names=stacked_experts(),
 )
 QWEN3_MOE: Final = Architecture(
     name="qwen3-moe",
     hf_readers={"Qwen3MoeForCausalLM": _QWEN3},
     gguf_readers=dict.fromkeys(("qwen3moe", "qwen3vlmoe"), replace(_QWEN3, windows=uniform_windows)),
-    gguf_names=GGUF_NAMES,
     stacked_names=stacked_experts(),
 )
 OLMOE: Final = Architecture(
     name="olmoe",
     hf_readers={"OlmoeForCausalLM": _OLMOE},
     gguf_readers={"olmoe": _OLMOE},
-    gguf_names=GGUF_NAMES,
     stacked_names=stacked_experts(),
 )
 _BIAS: Final = f"model.layers.{{}}.{ERNIE_NAMES.selection_bias}"
@@ -195,7 +191,6 @@ MELLUM: Final = Architecture(
     name="mellum",
     hf_readers={"MellumForCausalLM": _MELLUM},
     gguf_readers={"mellum": _MELLUM},
-    gguf_names=GGUF_NAMES,
     stacked_names=stacked_experts(),
     unread_prefixes=("mtp.",),
 )

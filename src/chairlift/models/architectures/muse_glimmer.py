@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from chairlift.models.architectures.gemma import GEMMA3, NORMS
+from chairlift.models.architectures.gemma import NORMS
 from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec
@@ -19,7 +19,7 @@ from chairlift.models.declaration.matrix_spec import NormSpec
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields, shortened
-from chairlift.models.reading.gguf_header import GGUFHeader
+from chairlift.models.reading.gguf_header import POST_NORM_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import read_layer_windows, read_windows
 from chairlift.models.reading.llama_sizes import AttentionGate, LlamaSizes
 
@@ -124,6 +124,6 @@ MUSE_GLIMMER: Final = Architecture(
     name="muse_glimmer",
     hf_readers={"MuseGlimmerForCausalLM": _READER},
     gguf_readers={"muse-glimmer": _READER},
-    gguf_names={**GEMMA3.gguf_names, "model.layers.{}.self_attn.gate_proj": "blk.{}.attn_gate"},
+    gguf_names=POST_NORM_NAMES,
     gguf_interleaved=frozenset(("muse-glimmer",)),
 )

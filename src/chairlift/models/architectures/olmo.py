@@ -20,7 +20,7 @@ from chairlift.models.declaration.recurrence_spec import RecurrenceSpec
 from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.delta_sizes import DeltaSizes, read_delta_sizes
-from chairlift.models.reading.gguf_header import GGUF_NAMES
+from chairlift.models.reading.gguf_header import POST_NORM_NAMES
 from chairlift.models.reading.layer_fields import check_recurrent_layers, read_windows
 from chairlift.models.reading.llama_sizes import LlamaSizes, NormNames
 from chairlift.models.reading.rope_fields import read_layer_ropes
@@ -110,15 +110,11 @@ OLMO: Final = Architecture(
         "model.layers.{}.post_attention_layernorm": "model.layers.{}.feedforward_layer_norm",
     },
     gguf_readers={"olmo2": _OLMO3},
-    gguf_names={
-        **GGUF_NAMES,
-        "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
-        "model.layers.{}.post_feedforward_layernorm": "blk.{}.post_ffw_norm",
-    },
+    gguf_names=POST_NORM_NAMES,
 )
 EXAONE4: Final = Architecture(
     name="exaone4",
     hf_readers={"Exaone4ForCausalLM": _EXAONE4},
     gguf_readers={"exaone4": _EXAONE4},
-    gguf_names=OLMO.gguf_names,
+    gguf_names=POST_NORM_NAMES,
 )

@@ -14,7 +14,7 @@ from chairlift.models.architectures.llama import LlamaConfigReader, uniform_wind
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields
-from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
+from chairlift.models.reading.gguf_header import GGUFHeader
 from chairlift.models.reading.layer_fields import read_head_dim
 from chairlift.models.reading.llama_sizes import LlamaSizes
 from chairlift.models.reading.rope_fields import read_gguf_rope, rotated_dims
@@ -131,9 +131,4 @@ PHI3: Final = Architecture(
     name="phi3",
     hf_readers={"Phi3ForCausalLM": READER},
     gguf_readers={"phi3": READER},
-    gguf_names={
-        **GGUF_NAMES,
-        "model.layers.{}.self_attn.qkv_proj": "blk.{}.attn_qkv",
-        "model.layers.{}.mlp.gate_up_proj": "blk.{}.ffn_up",
-    },
 )

@@ -22,8 +22,8 @@ from chairlift.models.declaration.recurrence_spec import RecurrenceSpec
 from chairlift.models.reading.architecture import Architecture, StoredName, stacked_experts
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
 from chairlift.models.reading.delta_sizes import DeltaSizes, read_delta_sizes
-from chairlift.models.reading.expert_fields import QWEN_GGUF_NAMES, QWEN_NAMES, read_dense_layers, read_experts
-from chairlift.models.reading.gguf_header import GGUFHeader, names_in_layers
+from chairlift.models.reading.expert_fields import QWEN_NAMES, read_dense_layers, read_experts
+from chairlift.models.reading.gguf_header import POST_NORM_NAMES, GGUFHeader, names_in_layers
 from chairlift.models.reading.layer_fields import check_recurrent_layers
 from chairlift.models.reading.llama_sizes import AttentionGate, LlamaSizes
 
@@ -193,10 +193,9 @@ def _stacked(layer: str) -> dict[str, StoredName]:
     return {**_query_and_gate(layer, f"{layer}.self_attn.q_proj"), **stacked_experts(layer=layer)}
 
 
-QWEN35_GGUF_NAMES: Final[Mapping[str, str | StoredName]] = {
-    **QWEN_GGUF_NAMES,
+_GGUF_NAMES: Final[Mapping[str, str | StoredName]] = {
+    **POST_NORM_NAMES,
     **_query_and_gate("model.layers.{}", "blk.{}.attn_q"),
-    "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
     **names_in_layers(
         "linear_attn",
         {
@@ -228,7 +227,7 @@ QWEN35: Final = Architecture(
         "Qwen3NextForCausalLM": NEXT,
     },
     gguf_readers={"qwen35": DENSE, "qwen35moe": MOE, "qwen3next": NEXT},
-    gguf_names=QWEN35_GGUF_NAMES,
+    gguf_names=_GGUF_NAMES,
     stacked_names={**_stacked("model.layers.{}"), **_stacked("mtp.layers.{}")},
     unread_prefixes=("mtp.",),
 )

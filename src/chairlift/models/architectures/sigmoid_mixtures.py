@@ -21,7 +21,7 @@ from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.reading.architecture import Architecture, StoredName, stacked_experts
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.expert_fields import read_routed_experts
-from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
+from chairlift.models.reading.gguf_header import POST_NORM_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import read_head_dim, read_windows
 from chairlift.models.reading.llama_sizes import AttentionGate, ExpertNames, LlamaSizes, NormNames
 from chairlift.models.reading.rope_fields import read_partial_rope
@@ -142,7 +142,6 @@ MINIMAX_M2: Final = Architecture(
     name="minimax_m2",
     hf_readers={"MiniMaxM2ForCausalLM": _MINIMAX},
     gguf_readers={"minimax-m2": _MINIMAX},
-    gguf_names=GGUF_NAMES,
     stacked_names=_stored(
         MINIMAX_NAMES,
         {
@@ -155,7 +154,6 @@ HY3: Final = Architecture(
     name="hy_v3",
     hf_readers={"HYV3ForCausalLM": _HY3},
     gguf_readers={"hy_v3": _HY3},
-    gguf_names=GGUF_NAMES,
     stacked_names=_stored(
         HY3_NAMES,
         {
@@ -169,20 +167,13 @@ AFMOE: Final = Architecture(
     name="afmoe",
     hf_readers={"AfmoeForCausalLM": _AFMOE},
     gguf_readers={"afmoe": _AFMOE},
-    gguf_names={
-        **GGUF_NAMES,
-        "model.layers.{}.self_attn.gate_proj": "blk.{}.attn_gate",
-        "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
-        "model.layers.{}.pre_mlp_layernorm": "blk.{}.ffn_norm",
-        "model.layers.{}.post_mlp_layernorm": "blk.{}.post_ffw_norm",
-    },
+    gguf_names=POST_NORM_NAMES,
     stacked_names=_stored(AFMOE_NAMES, {}),
 )
 EXAONE_MOE: Final = Architecture(
     name="exaone_moe",
     hf_readers=dict.fromkeys(("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"), _EXAONE),
     gguf_readers={"exaone-moe": _EXAONE},
-    gguf_names=GGUF_NAMES,
     stacked_names=_stored(EXAONE_NAMES, {"mlp.e_score_correction_bias": "mlp.gate.e_score_correction_bias"}),
     unread_prefixes=("mtp.",),
 )

@@ -10,7 +10,6 @@ from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields
-from chairlift.models.reading.gguf_header import GGUF_NAMES
 from chairlift.models.reading.layer_fields import read_layer_windows
 
 INTERVAL: Final = 4
@@ -56,6 +55,5 @@ SMOLLM3: Final = Architecture(
     name="smollm3",
     hf_readers={"SmolLM3ForCausalLM": read_smollm3},
     gguf_readers={"smollm3": read_smollm3},
-    gguf_names=GGUF_NAMES,
     gguf_interleaved=frozenset(("smollm3",)),
 )

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 from chairlift.models.declaration.matrix_spec import StoredRows
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.config_fields import ConfigFields
-from chairlift.models.reading.gguf_header import GGUFHeader
+from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
 from chairlift.models.reading.llama_sizes import ExpertNames
 from chairlift.models.reading.wrappers import TEXT_PREFIXES
 
@@ -122,7 +122,7 @@ class Architecture:
     name: str
     hf_readers: Mapping[str, HFReader] = field(default_factory=dict)
     gguf_readers: Mapping[str, GGUFReader] = field(default_factory=dict)
-    gguf_names: Mapping[str, str | StoredName] = field(default_factory=dict)
+    gguf_names: Mapping[str, str | StoredName] = field(default_factory=lambda: GGUF_NAMES)
     gguf_interleaved: frozenset[str] = frozenset()
     gguf_scaled: frozenset[str] = frozenset()
     other_prefixes: tuple[tuple[str, str], ...] = ()

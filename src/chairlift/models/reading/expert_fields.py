@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from chairlift.kernels.routing import ExpertRouting, ExpertSoftmax
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields, shortened
-from chairlift.models.reading.gguf_header import GGUF_NAMES, SHARED_EXPERT, GGUFHeader, names_in_layers
+from chairlift.models.reading.gguf_header import GGUFHeader
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
 
 NUM_EXPERTS: Final = ("num_experts", "num_local_experts")
@@ -19,13 +19,6 @@ QWEN_NAMES: Final = ExpertNames(
     shared_gate="mlp.shared_expert_gate",
 )
 """The names in models of Qwen with a shared expert, which has a gate."""
-
-QWEN_GGUF_NAMES: Final = {
-    **GGUF_NAMES,
-    **names_in_layers("mlp.shared_expert", SHARED_EXPERT),
-    "model.layers.{}.mlp.shared_expert_gate": "blk.{}.ffn_gate_inp_shexp",
-}
-"""The `gguf_names` of these models."""
 
 SOFTMAX_GATING: Final = 1
 SIGMOID_GATING: Final = 2

@@ -10,29 +10,49 @@ from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 SHARED_EXPERT: Final = {f"{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")}
 """Name of a matrix of a shared expert -> GGUF's."""
 
+
+def names_in_layers(module: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Return entries of Architecture.gguf_names from the names in a module of each layer, and those in GGUF."""
+    return {f"model.layers.{{}}.{module}.{name}": f"blk.{{}}.{other}" for name, other in names.items()}
+
+
 GGUF_NAMES: Final = {
     "model.embed_tokens": "token_embd",
     "model.layers.{}.input_layernorm": "blk.{}.attn_norm",
     "model.layers.{}.self_attn.q_proj": "blk.{}.attn_q",
     "model.layers.{}.self_attn.k_proj": "blk.{}.attn_k",
     "model.layers.{}.self_attn.v_proj": "blk.{}.attn_v",
+    "model.layers.{}.self_attn.qkv_proj": "blk.{}.attn_qkv",
     "model.layers.{}.self_attn.o_proj": "blk.{}.attn_output",
+    "model.layers.{}.self_attn.gate_proj": "blk.{}.attn_gate",
+    "model.layers.{}.self_attn.sinks": "blk.{}.attn_sinks",
     "model.layers.{}.self_attn.q_norm": "blk.{}.attn_q_norm",
     "model.layers.{}.self_attn.k_norm": "blk.{}.attn_k_norm",
     "model.layers.{}.post_attention_layernorm": "blk.{}.ffn_norm",
+    "model.layers.{}.pre_feedforward_layernorm": "blk.{}.ffn_norm",
+    "model.layers.{}.post_feedforward_layernorm": "blk.{}.post_ffw_norm",
+    "model.layers.{}.pre_mlp_layernorm": "blk.{}.ffn_norm",
+    "model.layers.{}.post_mlp_layernorm": "blk.{}.post_ffw_norm",
     "model.layers.{}.mlp.gate_proj": "blk.{}.ffn_gate",
     "model.layers.{}.mlp.up_proj": "blk.{}.ffn_up",
+    "model.layers.{}.mlp.gate_up_proj": "blk.{}.ffn_up",
     "model.layers.{}.mlp.down_proj": "blk.{}.ffn_down",
     "model.layers.{}.mlp.gate": "blk.{}.ffn_gate_inp",
     "model.layers.{}.mlp.experts.{}.gate_proj": "blk.{}.ffn_gate_exps",
     "model.layers.{}.mlp.experts.{}.up_proj": "blk.{}.ffn_up_exps",
+    "model.layers.{}.mlp.experts.{}.gate_up_proj": "blk.{}.ffn_gate_up_exps",
     "model.layers.{}.mlp.experts.{}.down_proj": "blk.{}.ffn_down_exps",
     "model.layers.{}.mlp.gate.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
-    **{f"model.layers.{{}}.mlp.shared_experts.{name}": f"blk.{{}}.{other}" for name, other in SHARED_EXPERT.items()},
+    "model.layers.{}.mlp.shared_expert_gate": "blk.{}.ffn_gate_inp_shexp",
+    **names_in_layers("mlp.shared_expert", SHARED_EXPERT),
+    **names_in_layers("mlp.shared_experts", SHARED_EXPERT),
     "model.norm": "output_norm",
     "lm_head": "output",
 }
-"""See Architecture.gguf_names."""
+"""The `gguf_names` of an architecture that does not have its own."""
+
+POST_NORM_NAMES: Final = {**GGUF_NAMES, "model.layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm"}
+"""The same of files with norms after attention, or with this name of the norm before the network."""
 
 CONFIG_KEYS: Final = {
     "num_hidden_layers": "block_count",
@@ -98,11 +118,6 @@ FILE_KEYS: Final = frozenset(
     )
 )
 """The names without a dot that are looked up in a GGUF file."""
-
-
-def names_in_layers(module: str, names: Mapping[str, str]) -> dict[str, str]:
-    """Return entries of Architecture.gguf_names from the names in a module of each layer, and those in GGUF."""
-    return {f"model.layers.{{}}.{module}.{name}": f"blk.{{}}.{other}" for name, other in names.items()}
 
 
 class GGUFHeader(ConfigFields):
