@@ -17,7 +17,7 @@ from chairlift.models.declaration.attention_spec import AttentionSpec, LatentSpe
 from chairlift.models.declaration.layer_spec import LayerSpec
 from chairlift.models.declaration.matrix_spec import ATTENTION, MatrixSpec, NormSpec, StoredRows
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.reading.architecture import Architecture, stacked_experts
+from chairlift.models.reading.architecture import Architecture, renamed_in_layers, stacked_experts
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.expert_fields import read_routed_experts
 from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader, names_in_layers
@@ -192,7 +192,6 @@ class DeepseekConfigReader(LlamaConfigReader):
         return with_query_scale(fields, read_gguf_rope(fields, is_partial=True))
 
 
-_LAYER: Final = "model.layers.{}.self_attn"
 _STORED: Final = {
     "q_plain": ("q_proj", "attn_q"),
     "heads.{}.q_rotated": ("q_proj", "attn_q"),
@@ -208,14 +207,14 @@ _STORED: Final = {
 DEEPSEEK_GGUF_NAMES: Final = {
     **GGUF_NAMES,
     **names_in_layers("self_attn", {name: tensor for name, (_, tensor) in _STORED.items()}),
-    "model.layers.{}.self_attn.q_a_proj": "blk.{}.attn_q_a",
-    "model.layers.{}.self_attn.q_a_layernorm": "blk.{}.attn_q_a_norm",
+    **names_in_layers("self_attn", {"q_a_proj": "attn_q_a", "q_a_layernorm": "attn_q_a_norm"}),
     "model.layers.{}.self_attn.kv_a_layernorm": "blk.{}.attn_kv_a_norm",
-    "model.layers.{}.self_attn.heads.{}.k_b": "blk.{}.attn_k_b",
-    "model.layers.{}.self_attn.heads.{}.v_b": "blk.{}.attn_v_b",
+    **names_in_layers("self_attn.heads.{}", {"k_b": "attn_k_b", "v_b": "attn_v_b"}),
 }
 
-DEEPSEEK_STACKED_NAMES: Final = {f"{_LAYER}.{name}": f"{_LAYER}.{matrix}" for name, (matrix, _) in _STORED.items()}
+DEEPSEEK_STACKED_NAMES: Final = renamed_in_layers(
+    {f"self_attn.{name}": f"self_attn.{matrix}" for name, (matrix, _) in _STORED.items()}
+)
 
 DEEPSEEK: Final = Architecture(
     name="deepseek",

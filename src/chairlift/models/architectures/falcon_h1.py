@@ -13,7 +13,7 @@ from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
 from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec
 from chairlift.models.declaration.matrix_spec import NormSpec
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.reading.architecture import Architecture
+from chairlift.models.reading.architecture import Architecture, renamed_in_layers
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
 from chairlift.models.reading.llama_sizes import LlamaSizes, NormNames
@@ -101,9 +101,6 @@ FALCON_H1: Final = Architecture(
     },
     stacked_names={
         "model.norm": "model.final_layernorm",
-        **{
-            f"model.layers.{{}}.mlp.{name}": f"model.layers.{{}}.feed_forward.{name}"
-            for name in ("gate_proj", "up_proj", "down_proj")
-        },
+        **renamed_in_layers({f"mlp.{name}_proj": f"feed_forward.{name}_proj" for name in ("gate", "up", "down")}),
     },
 )

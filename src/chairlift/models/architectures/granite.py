@@ -14,7 +14,7 @@ from typing import Final
 
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows, read_gguf_experts
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.reading.architecture import Architecture, StoredName
+from chairlift.models.reading.architecture import Architecture, StoredName, renamed_in_layers
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 from chairlift.models.reading.expert_fields import read_experts
 from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
@@ -132,10 +132,9 @@ GRANITE: Final = Architecture(
     gguf_names={**GGUF_NAMES, **mamba_gguf_names("mamba")},
     gguf_interleaved=frozenset(GGUF_ARCHITECTURES),
     stacked_names={
-        **{
-            f"model.layers.{{}}.block_sparse_moe.experts.{{}}.{name}": f"model.layers.{{}}.block_sparse_moe.{name}"
-            for name in ("input_linear", "output_linear")
-        },
+        **renamed_in_layers(
+            {f"block_sparse_moe.experts.{{}}.{x}_linear": f"block_sparse_moe.{x}_linear" for x in ("input", "output")}
+        ),
         "model.layers.{}.mlp.gate_up_proj": INPUT.name,
         # GGUF files divide the network of Granite 4, and adapters have the modules of transformers.
         **{

@@ -12,7 +12,7 @@ from typing import Final
 
 from chairlift.models.architectures.granite import GraniteConfigReader, read_shared_experts
 from chairlift.models.declaration.attention_spec import RopeConfig
-from chairlift.models.reading.architecture import Architecture
+from chairlift.models.reading.architecture import Architecture, renamed_in_layers
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import read_windows
@@ -84,16 +84,14 @@ GRANITE_SWA: Final = Architecture(
     gguf_readers={"granite_swa": GraniteSwaConfigReader("granite_swa", _windows, experts=_read_gguf_experts)},
     gguf_names={**GGUF_NAMES, "model.layers.{}.mlp.shared_experts.gate_up_proj": "blk.{}.ffn_up_shexp"},
     gguf_interleaved=frozenset(("granite_swa",)),
-    stacked_names={
-        "model.layers.{}.self_attn.sinks.weight": "model.layers.{}.self_attn.sinks",
-        **{
-            f"model.layers.{{}}.block_sparse_moe.experts.{{}}.{name}.weight": (
-                f"model.layers.{{}}.block_sparse_moe.experts.{name}"
-            )
-            for name in ("gate_up_proj", "down_proj")
-        },
-        # GGUF files have other names than adapters.
-        "model.layers.{}.mlp.shared_experts.gate_up_proj": "model.layers.{}.shared_mlp.input_linear",
-        "model.layers.{}.mlp.shared_experts.down_proj": "model.layers.{}.shared_mlp.output_linear",
-    },
+    stacked_names=renamed_in_layers(
+        {
+            "self_attn.sinks.weight": "self_attn.sinks",
+            "block_sparse_moe.experts.{}.gate_up_proj.weight": "block_sparse_moe.experts.gate_up_proj",
+            "block_sparse_moe.experts.{}.down_proj.weight": "block_sparse_moe.experts.down_proj",
+            # GGUF files have other names than adapters.
+            "mlp.shared_experts.gate_up_proj": "shared_mlp.input_linear",
+            "mlp.shared_experts.down_proj": "shared_mlp.output_linear",
+        }
+    ),
 )

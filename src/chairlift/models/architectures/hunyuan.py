@@ -10,7 +10,7 @@ from typing import Final
 
 from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
 from chairlift.models.declaration.attention_spec import RopeConfig
-from chairlift.models.reading.architecture import Architecture, stacked_experts
+from chairlift.models.reading.architecture import Architecture, renamed_in_layers, stacked_experts
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.expert_fields import read_experts
 from chairlift.models.reading.gguf_header import SHARED_EXPERT, GGUFHeader
@@ -72,17 +72,18 @@ _MOE_READER: Final = replace(
         "use_mixed_mlp_moe": True,
     },
 )
-_LAYER: Final = "model.layers.{}."
 
 HUNYUAN: Final = Architecture(
     name="hunyuan",
     hf_readers={"HunYuanDenseV1ForCausalLM": _READER, "HunYuanMoEV1ForCausalLM": _MOE_READER},
     gguf_readers={"hunyuan-dense": _READER, "hunyuan-moe": _MOE_READER},
-    stacked_names={
-        f"{_LAYER}self_attn.q_norm": f"{_LAYER}self_attn.query_layernorm",
-        f"{_LAYER}self_attn.k_norm": f"{_LAYER}self_attn.key_layernorm",
-        f"{_LAYER}mlp.gate": f"{_LAYER}mlp.gate.wg",
-        **{f"{_LAYER}mlp.shared_experts.{name}": f"{_LAYER}mlp.shared_mlp.{name}" for name in SHARED_EXPERT},
-        **stacked_experts(),
-    },
+    stacked_names=stacked_experts()
+    | renamed_in_layers({f"mlp.shared_experts.{name}": f"mlp.shared_mlp.{name}" for name in SHARED_EXPERT})
+    | renamed_in_layers(
+        {
+            "self_attn.q_norm": "self_attn.query_layernorm",
+            "self_attn.k_norm": "self_attn.key_layernorm",
+            "mlp.gate": "mlp.gate.wg",
+        }
+    ),
 )

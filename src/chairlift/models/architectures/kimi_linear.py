@@ -7,7 +7,6 @@ decays and the gate of its output, with the size of a head between them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -17,10 +16,10 @@ from chairlift.models.architectures.llama import no_windows
 from chairlift.models.declaration.matrix_spec import NormSpec
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.declaration.recurrence_spec import RecurrenceSpec
-from chairlift.models.reading.architecture import Architecture
+from chairlift.models.reading.architecture import Architecture, renamed_in_layers
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.delta_sizes import DeltaSizes
-from chairlift.models.reading.gguf_header import GGUFHeader, names_in_layers
+from chairlift.models.reading.gguf_header import SHARED_EXPERT, GGUFHeader, names_in_layers
 from chairlift.models.reading.layer_fields import check_recurrent_layers, read_width
 from chairlift.models.reading.llama_sizes import LlamaSizes
 
@@ -110,13 +109,11 @@ def _declare_delta(delta: DeltaSizes, sizes: LlamaSizes, index: int) -> Recurren
     )
 
 
-_LAYER: Final = "model.layers.{}.self_attn"
-_NETWORKS: Final[Mapping[str, str]] = {
-    **{name: name for name in ("gate", "gate_proj", "up_proj", "down_proj")},
+_NETWORKS: Final = {
+    **{name: name for name in ("gate", *SHARED_EXPERT, *(f"shared_experts.{name}" for name in SHARED_EXPERT))},
     "experts.{}.gate_proj.weight": "experts.{}.w1.weight",
     "experts.{}.up_proj.weight": "experts.{}.w3.weight",
     "experts.{}.down_proj.weight": "experts.{}.w2.weight",
-    **{f"shared_experts.{name}_proj": f"shared_experts.{name}_proj" for name in ("gate", "up", "down")},
 }
 """Declared names in `mlp` -> those in `block_sparse_moe`. transformers 5.24 saves dense networks there too."""
 
@@ -158,10 +155,7 @@ KIMI_LINEAR: Final = Architecture(
     },
     stacked_names={
         **DEEPSEEK.stacked_names,
-        **{f"{_LAYER}.{name}": f"{_LAYER}.forget_gate.{name}" for name in ("f_a_proj", "f_b_proj")},
-        **{
-            f"model.layers.{{}}.mlp.{name}": f"model.layers.{{}}.block_sparse_moe.{other}"
-            for name, other in _NETWORKS.items()
-        },
+        **renamed_in_layers({f"self_attn.f_{x}_proj": f"self_attn.forget_gate.f_{x}_proj" for x in "ab"}),
+        **renamed_in_layers({f"mlp.{name}": f"block_sparse_moe.{other}" for name, other in _NETWORKS.items()}),
     },
 )

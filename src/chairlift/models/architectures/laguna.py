@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.declaration.attention_spec import RopeConfig
-from chairlift.models.reading.architecture import Architecture, stacked_experts
+from chairlift.models.reading.architecture import Architecture, renamed_in_layers, stacked_experts
 from chairlift.models.reading.config_fields import ConfigFields, shortened
 from chairlift.models.reading.expert_fields import read_routed_experts
-from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
+from chairlift.models.reading.gguf_header import GGUF_NAMES, SHARED_EXPERT, GGUFHeader
 from chairlift.models.reading.layer_fields import read_head_dim, read_layer_windows
 from chairlift.models.reading.llama_sizes import AttentionGate, ExpertSizes, LlamaSizes
 from chairlift.models.reading.rope_fields import read_gguf_rope, read_type_ropes
@@ -134,12 +134,7 @@ LAGUNA: Final = Architecture(
     hf_readers={"LagunaForCausalLM": _READER},
     gguf_readers={"laguna": _READER},
     gguf_names={**GGUF_NAMES, "model.layers.{}.self_attn.g_proj": "blk.{}.attn_gate"},
-    stacked_names={
-        **stacked_experts(),
-        "model.layers.{}.mlp.gate.e_score_correction_bias": "model.layers.{}.mlp.experts.e_score_correction_bias",
-        **{
-            f"model.layers.{{}}.mlp.shared_experts.{name}_proj": f"model.layers.{{}}.mlp.shared_expert.{name}_proj"
-            for name in ("gate", "up", "down")
-        },
-    },
+    stacked_names=stacked_experts()
+    | renamed_in_layers({f"mlp.shared_experts.{name}": f"mlp.shared_expert.{name}" for name in SHARED_EXPERT})
+    | renamed_in_layers({"mlp.gate.e_score_correction_bias": "mlp.experts.e_score_correction_bias"}),
 )

@@ -13,10 +13,10 @@ from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
 from chairlift.models.declaration.matrix_spec import RECURRENCE, MatrixSpec
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.declaration.recurrence_spec import ConvolutionSpec, RecurrenceSpec
-from chairlift.models.reading.architecture import Architecture
+from chairlift.models.reading.architecture import Architecture, renamed_in_layers
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.expert_fields import SIGMOID_GATING, read_experts, read_softmax
-from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
+from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader, names_in_layers
 from chairlift.models.reading.layer_fields import check_recurrent_layers, read_width
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
 
@@ -124,6 +124,13 @@ NAMES: Final = ExpertNames(
     selection_bias="feed_forward.expert_bias",
 )
 
+_WEIGHTS: Final = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+RENAMED_NETWORKS: Final = {
+    "model.norm": "model.embedding_norm",
+    **renamed_in_layers({f"mlp.{name}": f"feed_forward.{other}" for name, other in _WEIGHTS.items()}),
+}
+"""The names in files of the final norm and of the matrices of networks; see Architecture.stacked_names."""
+
 _READER: Final = Lfm2ConfigReader(
     "lfm2",
     no_windows,
@@ -146,27 +153,20 @@ LFM2: Final = Architecture(
     gguf_names={
         **GGUF_NAMES,
         "model.norm": "token_embd_norm",
-        **{f"model.layers.{{}}.conv.{name}": f"blk.{{}}.shortconv.{name}" for name in ("conv", "in_proj", "out_proj")},
-        "model.layers.{}.feed_forward.gate": "blk.{}.ffn_gate_inp",
-        "model.layers.{}.feed_forward.expert_bias": "blk.{}.exp_probs_b.bias",
-        "model.layers.{}.feed_forward.experts.{}.w1": "blk.{}.ffn_gate_exps",
-        "model.layers.{}.feed_forward.experts.{}.w3": "blk.{}.ffn_up_exps",
-        "model.layers.{}.feed_forward.experts.{}.w2": "blk.{}.ffn_down_exps",
+        **names_in_layers("conv", {name: f"shortconv.{name}" for name in ("conv", "in_proj", "out_proj")}),
+        **names_in_layers("feed_forward", {"gate": "ffn_gate_inp", "expert_bias": "exp_probs_b.bias"}),
+        **names_in_layers(
+            "feed_forward.experts.{}", {"w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps"}
+        ),
     },
-    stacked_names={
-        "model.norm": "model.embedding_norm",
-        **{
-            f"model.layers.{{}}.{name}": f"model.layers.{{}}.{other}"
-            for name, other in (
-                ("input_layernorm", "operator_norm"),
-                ("post_attention_layernorm", "ffn_norm"),
-                ("self_attn.o_proj", "self_attn.out_proj"),
-                ("self_attn.q_norm", "self_attn.q_layernorm"),
-                ("self_attn.k_norm", "self_attn.k_layernorm"),
-                ("mlp.gate_proj", "feed_forward.w1"),
-                ("mlp.up_proj", "feed_forward.w3"),
-                ("mlp.down_proj", "feed_forward.w2"),
-            )
-        },
-    },
+    stacked_names=RENAMED_NETWORKS
+    | renamed_in_layers(
+        {
+            "input_layernorm": "operator_norm",
+            "post_attention_layernorm": "ffn_norm",
+            "self_attn.o_proj": "self_attn.out_proj",
+            "self_attn.q_norm": "self_attn.q_layernorm",
+            "self_attn.k_norm": "self_attn.k_layernorm",
+        }
+    ),
 )

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from chairlift.models.architectures.lfm2 import declare_convolutions
+from chairlift.models.architectures.lfm2 import RENAMED_NETWORKS, declare_convolutions
 from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.declaration.model_config import ModelConfig
-from chairlift.models.reading.architecture import Architecture
+from chairlift.models.reading.architecture import Architecture, renamed_in_layers
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 from chairlift.models.reading.layer_fields import check_recurrent_layers, read_width
 from chairlift.models.reading.llama_sizes import AttentionGate, LlamaSizes, NormNames
@@ -84,16 +84,5 @@ _READER: Final = Lfm3ConfigReader(
 LFM3: Final = Architecture(
     name="lfm3",
     hf_readers={"Lfm3ForCausalLM": _READER},
-    stacked_names={
-        "model.norm": "model.embedding_norm",
-        **{
-            f"model.layers.{{}}.{name}": f"model.layers.{{}}.{other}"
-            for name, other in (
-                ("self_attn.gate_proj", "self_attn.g_proj"),
-                ("mlp.gate_proj", "feed_forward.w1"),
-                ("mlp.up_proj", "feed_forward.w3"),
-                ("mlp.down_proj", "feed_forward.w2"),
-            )
-        },
-    },
+    stacked_names=RENAMED_NETWORKS | renamed_in_layers({"self_attn.gate_proj": "self_attn.g_proj"}),
 )

@@ -18,7 +18,7 @@ from chairlift.models.architectures.deepseek import (
 from chairlift.models.architectures.llama import no_windows
 from chairlift.models.architectures.ministral3 import with_query_scale
 from chairlift.models.declaration.attention_spec import RopeConfig
-from chairlift.models.reading.architecture import Architecture
+from chairlift.models.reading.architecture import Architecture, renamed_in_layers
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.expert_fields import SOFTMAX_GATING, read_first_dense_layers, read_softmax
 from chairlift.models.reading.gguf_header import GGUFHeader
@@ -73,9 +73,8 @@ MISTRAL4: Final = Architecture(
     hf_readers={"Mistral4ForCausalLM": _READER},
     gguf_readers={"mistral4": _READER},
     gguf_names=DEEPSEEK_GGUF_NAMES,
-    stacked_names={
-        **DEEPSEEK_STACKED_NAMES,
-        "model.layers.{}.mlp.experts.{}.gate_up_proj.weight": "model.layers.{}.mlp.experts.gate_up_proj",
-        "model.layers.{}.mlp.experts.{}.down_proj.weight": "model.layers.{}.mlp.experts.down_proj",
-    },
+    stacked_names=DEEPSEEK_STACKED_NAMES
+    | renamed_in_layers(
+        {f"mlp.experts.{{}}.{name}.weight": f"mlp.experts.{name}" for name in ("gate_up_proj", "down_proj")}
+    ),
 )

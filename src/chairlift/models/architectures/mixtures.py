@@ -20,7 +20,12 @@ from chairlift.models.architectures.llama import (
     qwen_windows,
     uniform_windows,
 )
-from chairlift.models.reading.architecture import PAIRED_QUERIES_AND_KEYS, Architecture, stacked_experts
+from chairlift.models.reading.architecture import (
+    PAIRED_QUERIES_AND_KEYS,
+    Architecture,
+    renamed_in_layers,
+    stacked_experts,
+)
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.expert_fields import (
     QWEN_NAMES,
@@ -154,10 +159,7 @@ _MELLUM: Final = MellumConfigReader(
 MIXTRAL: Final = Architecture(
     name="mixtral",
     hf_readers={"MixtralForCausalLM": _MIXTRAL},
-    stacked_names={
-        **stacked_experts(MIXTRAL_NAMES),
-        "model.layers.{}.block_sparse_moe.gate": "model.layers.{}.mlp.gate",
-    },
+    stacked_names=stacked_experts(MIXTRAL_NAMES) | renamed_in_layers({"block_sparse_moe.gate": "mlp.gate"}),
 )
 QWEN2_MOE: Final = Architecture(
     name="qwen2-moe",

@@ -17,7 +17,7 @@ from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
 from chairlift.models.declaration.matrix_spec import NormSpec
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.declaration.recurrence_spec import RecurrenceSpec
-from chairlift.models.reading.architecture import Architecture
+from chairlift.models.reading.architecture import Architecture, renamed_in_layers
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.delta_sizes import DeltaSizes, read_delta_sizes
 from chairlift.models.reading.gguf_header import POST_NORM_NAMES
@@ -105,10 +105,9 @@ OLMO: Final = Architecture(
         "Olmo3ForCausalLM": _OLMO3,
         "OlmoHybridForCausalLM": OlmoHybridConfigReader("olmo_hybrid", no_windows, norms=NORMS, qk_norm="rows"),
     },
-    stacked_names={
-        "model.layers.{}.input_layernorm": "model.layers.{}.attention_layer_norm",
-        "model.layers.{}.post_attention_layernorm": "model.layers.{}.feedforward_layer_norm",
-    },
+    stacked_names=renamed_in_layers(
+        {"input_layernorm": "attention_layer_norm", "post_attention_layernorm": "feedforward_layer_norm"}
+    ),
     gguf_readers={"olmo2": _OLMO3},
     gguf_names=POST_NORM_NAMES,
 )

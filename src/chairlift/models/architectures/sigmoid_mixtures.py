@@ -9,7 +9,6 @@ norms after each branch, a gate of attention and a factor of the embedding.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -18,10 +17,10 @@ from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
 from chairlift.models.architectures.mixtures import MIXTRAL_NAMES
 from chairlift.models.architectures.olmo import exaone_windows
 from chairlift.models.declaration.attention_spec import RopeConfig
-from chairlift.models.reading.architecture import Architecture, StoredName, stacked_experts
+from chairlift.models.reading.architecture import Architecture, renamed_in_layers, stacked_experts
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.expert_fields import read_routed_experts
-from chairlift.models.reading.gguf_header import POST_NORM_NAMES, GGUFHeader
+from chairlift.models.reading.gguf_header import POST_NORM_NAMES, SHARED_EXPERT, GGUFHeader
 from chairlift.models.reading.layer_fields import read_head_dim, read_windows
 from chairlift.models.reading.llama_sizes import AttentionGate, ExpertNames, LlamaSizes, NormNames
 from chairlift.models.reading.rope_fields import read_partial_rope
@@ -39,16 +38,6 @@ HY3_NAMES: Final = ExpertNames(
 AFMOE_NAMES: Final = ExpertNames(router="mlp.router.gate", selection_bias="mlp.expert_bias")
 EXAONE_NAMES: Final = ExpertNames(selection_bias="mlp.e_score_correction_bias")
 """The names in published files."""
-
-
-def _stored(names: ExpertNames, others: Mapping[str, str]) -> dict[str, str | StoredName]:
-    """Return the `stacked_names` of files with the names of transformers.
-
-    Args:
-        others: a published name in a layer -> that of transformers.
-    """
-    layer = "model.layers.{}."
-    return {**stacked_experts(names), **{f"{layer}{name}": f"{layer}{other}" for name, other in others.items()}}
 
 
 class MiniMaxConfigReader(LlamaConfigReader):
@@ -142,38 +131,34 @@ MINIMAX_M2: Final = Architecture(
     name="minimax_m2",
     hf_readers={"MiniMaxM2ForCausalLM": _MINIMAX},
     gguf_readers={"minimax-m2": _MINIMAX},
-    stacked_names=_stored(
-        MINIMAX_NAMES,
+    stacked_names=stacked_experts(MINIMAX_NAMES)
+    | renamed_in_layers(
         {
             "block_sparse_moe.gate": "mlp.gate",
             "block_sparse_moe.e_score_correction_bias": "mlp.e_score_correction_bias",
-        },
+        }
     ),
 )
 HY3: Final = Architecture(
     name="hy_v3",
     hf_readers={"HYV3ForCausalLM": _HY3},
     gguf_readers={"hy_v3": _HY3},
-    stacked_names=_stored(
-        HY3_NAMES,
-        {
-            "mlp.router.gate": "mlp.gate",
-            "mlp.expert_bias": "mlp.e_score_correction_bias",
-            **{f"mlp.shared_mlp.{name}_proj": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")},
-        },
-    ),
+    stacked_names=stacked_experts(HY3_NAMES)
+    | renamed_in_layers({f"mlp.shared_mlp.{name}": f"mlp.shared_experts.{name}" for name in SHARED_EXPERT})
+    | renamed_in_layers({"mlp.router.gate": "mlp.gate", "mlp.expert_bias": "mlp.e_score_correction_bias"}),
 )
 AFMOE: Final = Architecture(
     name="afmoe",
     hf_readers={"AfmoeForCausalLM": _AFMOE},
     gguf_readers={"afmoe": _AFMOE},
     gguf_names=POST_NORM_NAMES,
-    stacked_names=_stored(AFMOE_NAMES, {}),
+    stacked_names=stacked_experts(AFMOE_NAMES),
 )
 EXAONE_MOE: Final = Architecture(
     name="exaone_moe",
     hf_readers=dict.fromkeys(("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"), _EXAONE),
     gguf_readers={"exaone-moe": _EXAONE},
-    stacked_names=_stored(EXAONE_NAMES, {"mlp.e_score_correction_bias": "mlp.gate.e_score_correction_bias"}),
+    stacked_names=stacked_experts(EXAONE_NAMES)
+    | renamed_in_layers({"mlp.e_score_correction_bias": "mlp.gate.e_score_correction_bias"}),
     unread_prefixes=("mtp.",),
 )

@@ -81,7 +81,12 @@ PAIRED_QUERIES_AND_KEYS: Final = {
 """The `stacked_names` of an architecture whose files have the two dimensions of a rotated pair in adjacent rows."""
 
 
-def stacked_experts(names: ExpertNames | None = None, layer: str = "model.layers.{}") -> dict[str, StoredName]:
+def renamed_in_layers(names: Mapping[str, str]) -> dict[str, str | StoredName]:
+    """Return `stacked_names` for files with other names in each layer: declared name -> name in the file."""
+    return {f"model.layers.{{}}.{name}": f"model.layers.{{}}.{other}" for name, other in names.items()}
+
+
+def stacked_experts(names: ExpertNames | None = None, layer: str = "model.layers.{}") -> dict[str, str | StoredName]:
     """Return the `stacked_names` of the experts of a layer in files that have one tensor for each projection of all
     experts, as transformers has since version 5, and gate and up in one."""
     names, prefix = names or ExpertNames(), f"{layer}.mlp.experts"
