@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
+from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields
@@ -58,7 +58,6 @@ def _values(fields: ConfigFields, key: str, layers: int) -> list[float]:
 
 _READER: Final = LlamaConfigReader(
     "apertus",
-    no_windows,
     norms=NormNames("attention_layernorm", None, "feedforward_layernorm", None),
     qk_norm="heads",
     activation="xielu",

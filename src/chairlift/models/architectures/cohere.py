@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
+from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.reading.architecture import PAIRED_QUERIES_AND_KEYS, Architecture, stacked_experts
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.expert_fields import (
@@ -113,7 +113,6 @@ def _moe_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
 
 _READER: Final = CohereConfigReader(
     "cohere",
-    no_windows,
     rotates_windows_only=True,
     eps_key="layer_norm_eps",
     default_theta=500_000.0,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from chairlift.models.architectures.llama import ExpertsReader, LlamaConfigReader, no_windows
+from chairlift.models.architectures.llama import ExpertsReader, LlamaConfigReader
 from chairlift.models.architectures.ministral3 import with_query_scale
 from chairlift.models.declaration.attention_spec import AttentionSpec, LatentSpec, RopeConfig
 from chairlift.models.declaration.layer_spec import LayerSpec
@@ -128,6 +128,7 @@ class DeepseekConfigReader(LlamaConfigReader):
     """
 
     has_latent: bool = True
+    qkv_bias: bool | None = False
     experts: ExpertsReader | None = read_routed_experts
     rotates_part: bool = False
     has_head_size: bool = True
@@ -221,28 +222,20 @@ DEEPSEEK: Final = Architecture(
     hf_readers={
         "DeepseekV2ForCausalLM": DeepseekConfigReader(
             "deepseek_v2",
-            no_windows,
-            qkv_bias=False,
             experts=partial(read_routed_experts, has_sigmoid=False),
             defaults={"topk_method": "greedy"},
         ),
         "DeepseekV3ForCausalLM": DeepseekConfigReader(
             "deepseek_v3",
-            no_windows,
-            qkv_bias=False,
             defaults={"first_k_dense_replace": 3, "n_shared_experts": 1, "routed_scaling_factor": 2.5},
         ),
-        "YoutuForCausalLM": DeepseekConfigReader(
-            "youtu", no_windows, qkv_bias=False, experts=None, defaults={"tie_word_embeddings": True}
-        ),
+        "YoutuForCausalLM": DeepseekConfigReader("youtu", experts=None, defaults={"tie_word_embeddings": True}),
         "Glm4MoeLiteForCausalLM": DeepseekConfigReader(
             "glm4_moe_lite",
-            no_windows,
-            qkv_bias=False,
             defaults={"first_k_dense_replace": 1, "n_shared_experts": 1, "routed_scaling_factor": 1.8},
         ),
     },
-    gguf_readers={"deepseek2": DeepseekConfigReader("deepseek2", no_windows, gguf_defaults={"norm_topk_prob": False})},
+    gguf_readers={"deepseek2": DeepseekConfigReader("deepseek2", gguf_defaults={"norm_topk_prob": False})},
     gguf_names=DEEPSEEK_GGUF_NAMES,
     stacked_names={**stacked_experts(), **DEEPSEEK_STACKED_NAMES},
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
+from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec
 from chairlift.models.declaration.matrix_spec import NormSpec
 from chairlift.models.declaration.model_config import ModelConfig
@@ -26,7 +26,7 @@ from chairlift.models.reading.mamba_sizes import (
 
 NORMS: Final = NormNames(before_mlp="pre_ff_layernorm")
 
-_READER: Final = LlamaConfigReader("falcon_h1", no_windows, reads_mlp_bias=True)
+_READER: Final = LlamaConfigReader("falcon_h1", reads_mlp_bias=True)
 
 
 def read_falcon_h1(fields: ConfigFields) -> ModelConfig:

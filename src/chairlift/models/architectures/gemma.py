@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
+from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
 from chairlift.models.reading.gguf_header import POST_NORM_NAMES, GGUFHeader
@@ -92,7 +92,7 @@ def _windows(fields: ConfigFields, layers: int, pattern: int, gguf_default: int 
 
 
 READER1: Final = GemmaConfigReader(
-    "gemma", no_windows, defaults={"head_dim": 256, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
+    "gemma", defaults={"head_dim": 256, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
 )
 READER2: Final = GemmaConfigReader(
     "gemma2",

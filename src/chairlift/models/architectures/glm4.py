@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
+from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.reading.architecture import Architecture, StoredName, stacked_experts
 from chairlift.models.reading.config_fields import ConfigFields
@@ -55,7 +55,6 @@ class Glm4MoeConfigReader(LlamaConfigReader):
 
 _READER: Final = Glm4ConfigReader(
     "glm4",
-    no_windows,
     output_bias_key=None,
     norms=NORMS,
     fused_projections=("gate_up_proj",),
@@ -63,7 +62,6 @@ _READER: Final = Glm4ConfigReader(
 )
 _MOE_READER: Final = Glm4MoeConfigReader(
     "glm4_moe",
-    no_windows,
     output_bias_key=None,
     experts=read_routed_experts,
     rotated_share=ROTATED_SHARE,

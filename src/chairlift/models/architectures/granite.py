@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from chairlift.models.architectures.llama import LlamaConfigReader, no_windows, read_gguf_experts
+from chairlift.models.architectures.llama import LlamaConfigReader, read_gguf_experts
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture, StoredName, renamed_in_layers
 from chairlift.models.reading.config_fields import REQUIRED, ConfigFields
@@ -52,7 +52,7 @@ class GraniteConfigReader(LlamaConfigReader):
 
 
 _READER4: Final = GraniteConfigReader(
-    "granitemoehybrid", no_windows, inner_key="shared_intermediate_size", fused_projections=("gate_up_proj",)
+    "granitemoehybrid", inner_key="shared_intermediate_size", fused_projections=("gate_up_proj",)
 )
 
 
@@ -98,7 +98,7 @@ def read_granite_gguf(header: GGUFHeader) -> ModelConfig:
     is_hybrid = header.name == "granitehybrid" and isinstance(kv_heads, list) and 0 in kv_heads
     has_experts = is_hybrid or header.name == "granitemoe"
     reader = GraniteConfigReader(
-        header.name, no_windows, experts=read_gguf_experts if has_experts else None, has_recurrence=is_hybrid
+        header.name, experts=read_gguf_experts if has_experts else None, has_recurrence=is_hybrid
     )
     sizes = reader.read_sizes(header)
     experts, inner, key = sizes.experts, sizes.intermediate_size, "shared_expert_intermediate_size"
@@ -123,9 +123,9 @@ GGUF_ARCHITECTURES: Final = ("granite", "granitehybrid", "granitemoe")
 GRANITE: Final = Architecture(
     name="granite",
     hf_readers={
-        "GraniteForCausalLM": GraniteConfigReader("granite", no_windows, reads_mlp_bias=True),
-        "GraniteMoeForCausalLM": GraniteConfigReader("granitemoe", no_windows, experts=_read_experts),
-        "GraniteMoeSharedForCausalLM": GraniteConfigReader("granitemoeshared", no_windows, experts=read_shared_experts),
+        "GraniteForCausalLM": GraniteConfigReader("granite", reads_mlp_bias=True),
+        "GraniteMoeForCausalLM": GraniteConfigReader("granitemoe", experts=_read_experts),
+        "GraniteMoeSharedForCausalLM": GraniteConfigReader("granitemoeshared", experts=read_shared_experts),
         "GraniteMoeHybridForCausalLM": read_granite4,
     },
     gguf_readers=dict.fromkeys(GGUF_ARCHITECTURES, read_granite_gguf),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
+from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.reading.architecture import Architecture, renamed_in_layers, stacked_experts
 from chairlift.models.reading.config_fields import ConfigFields
@@ -53,7 +53,6 @@ def _read_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
 
 _READER: Final = HunYuanConfigReader(
     "hunyuan_v1_dense",
-    no_windows,
     qk_norm="rotated_heads",
     experts=_check_no_experts,
     required={"use_qk_norm": True, "use_cla": False, "use_rotary_pos_emb": True, "norm_type": "rms"},

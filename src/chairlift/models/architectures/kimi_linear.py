@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, Final
 
 from chairlift.models.architectures.deepseek import DEEPSEEK, DEEPSEEK_GGUF_NAMES, DeepseekConfigReader
-from chairlift.models.architectures.llama import no_windows
 from chairlift.models.declaration.matrix_spec import NormSpec
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.declaration.recurrence_spec import RecurrenceSpec
@@ -119,8 +118,6 @@ _NETWORKS: Final = {
 
 _READER: Final = KimiLinearConfigReader(
     "kimi_linear",
-    no_windows,
-    qkv_bias=False,
     reads_rope=False,
     has_recurrence=True,
     has_head_size=False,

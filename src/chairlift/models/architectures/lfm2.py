@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
+from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.declaration.matrix_spec import RECURRENCE, MatrixSpec
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.declaration.recurrence_spec import ConvolutionSpec, RecurrenceSpec
@@ -133,7 +133,6 @@ RENAMED_NETWORKS: Final = {
 
 _READER: Final = Lfm2ConfigReader(
     "lfm2",
-    no_windows,
     qkv_bias=False,
     qk_norm="heads",
     default_theta=1_000_000.0,

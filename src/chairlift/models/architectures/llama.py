@@ -24,6 +24,12 @@ from chairlift.models.reading.rope_fields import read_partial_rope, read_rope
 ExpertsReader = Callable[[ConfigFields, LlamaSizes], ExpertSizes | None]
 
 
+def no_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
+    """Return no windows, for an architecture that has none."""
+    fields.allow_only("sliding_window", None, "this architecture has no sliding window")
+    return ()
+
+
 @dataclass(frozen=True)
 class LlamaConfigReader:
     """The reader of one model type, in a `config.json` or a GGUF file.
@@ -51,7 +57,7 @@ class LlamaConfigReader:
     """
 
     name: str
-    windows: Callable[[ConfigFields, int], Sequence[int | None]]
+    windows: Callable[[ConfigFields, int], Sequence[int | None]] = no_windows
     qkv_bias: bool | None = None
     output_bias_key: str | None = "attention_bias"
     reads_mlp_bias: bool = False
@@ -177,12 +183,6 @@ class LlamaConfigReader:
         return self.qkv_bias, False, mlp
 
 
-def no_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
-    """Return no windows, for an architecture that has none."""
-    fields.allow_only("sliding_window", None, "this architecture has no sliding window")
-    return ()
-
-
 def uniform_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     """Return the same window for all layers, or None for each if `sliding_window` is absent."""
     fields.allow_only("sliding_window_pattern", None, "all layers must have the same window")
@@ -220,12 +220,12 @@ class Ernie45ConfigReader(LlamaConfigReader):
 
 _QWEN2: Final = LlamaConfigReader("qwen2", uniform_windows, qkv_bias=True)
 _QWEN3: Final = LlamaConfigReader("qwen3", uniform_windows, qk_norm="heads")
-_ARCEE: Final = LlamaConfigReader("arcee", no_windows, reads_mlp_bias=True, activation="relu2", gated=False)
+_ARCEE: Final = LlamaConfigReader("arcee", reads_mlp_bias=True, activation="relu2", gated=False)
 
 LLAMA: Final = Architecture(
     name="llama",
     hf_readers={
-        "LlamaForCausalLM": LlamaConfigReader("llama", no_windows, reads_mlp_bias=True),
+        "LlamaForCausalLM": LlamaConfigReader("llama", reads_mlp_bias=True),
         "MistralForCausalLM": LlamaConfigReader(
             "mistral", uniform_windows, qkv_bias=False, defaults={"sliding_window": 4096}
         ),
@@ -247,7 +247,6 @@ SEED_OSS: Final = Architecture(
     hf_readers={
         "SeedOssForCausalLM": LlamaConfigReader(
             "seed_oss",
-            no_windows,
             output_bias_key="attention_out_bias",
             reads_mlp_bias=True,
             defaults={"attention_bias": True, "head_dim": 128, "num_key_value_heads": 8},
@@ -261,7 +260,6 @@ ERNIE45: Final = Architecture(
     hf_readers={
         "Ernie4_5ForCausalLM": Ernie45ConfigReader(
             "ernie4_5",
-            no_windows,
             qkv_bias=False,
             default_theta=500_000.0,
             defaults={"head_dim": 128, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "tie_word_embeddings": True},

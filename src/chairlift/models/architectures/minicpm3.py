@@ -12,7 +12,6 @@ from chairlift.models.architectures.deepseek import (
     DEEPSEEK_STACKED_NAMES,
     DeepseekConfigReader,
 )
-from chairlift.models.architectures.llama import no_windows
 from chairlift.models.architectures.phi3 import read_longrope
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.reading.architecture import Architecture
@@ -54,8 +53,6 @@ class MiniCPM3ConfigReader(DeepseekConfigReader):
 
 _READER: Final = MiniCPM3ConfigReader(
     "minicpm3",
-    no_windows,
-    qkv_bias=False,
     experts=None,
     field_names={"head_dim": "qk_rope_head_dim"},
     defaults={**DEFAULTS, "tie_word_embeddings": True},

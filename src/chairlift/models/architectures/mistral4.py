@@ -15,7 +15,6 @@ from chairlift.models.architectures.deepseek import (
     DEEPSEEK_STACKED_NAMES,
     DeepseekConfigReader,
 )
-from chairlift.models.architectures.llama import no_windows
 from chairlift.models.architectures.ministral3 import with_query_scale
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.reading.architecture import Architecture, renamed_in_layers
@@ -61,8 +60,6 @@ def _read_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
 
 _READER: Final = Mistral4ConfigReader(
     "mistral4",
-    no_windows,
-    qkv_bias=False,
     experts=_read_experts,
     defaults={"norm_topk_prob": True, "n_shared_experts": 1},
     gguf_defaults={"llama_4_scaling_beta": 0.1},  # llama.cpp's converter does not write it.

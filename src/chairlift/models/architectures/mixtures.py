@@ -125,13 +125,10 @@ _QWEN2: Final = LlamaConfigReader(
     gguf_defaults={"norm_topk_prob": False},
 )
 _QWEN3: Final = LlamaConfigReader("qwen3moe", _qwen3_windows, qk_norm="heads", experts=_read_qwen3)
-_OLMOE: Final = LlamaConfigReader(
-    "olmoe", no_windows, qk_norm="rows", experts=_read_olmoe, gguf_defaults={"norm_topk_prob": False}
-)
+_OLMOE: Final = LlamaConfigReader("olmoe", qk_norm="rows", experts=_read_olmoe, gguf_defaults={"norm_topk_prob": False})
 
 _ERNIE: Final = LlamaConfigReader(
     "ernie4_5_moe",
-    no_windows,
     qkv_bias=False,
     default_theta=500_000.0,
     experts=_read_ernie,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from chairlift.kernels.routing import ExpertRouting
-from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
+from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.declaration.feed_forward_spec import FeedForwardSpec, RouterSpec, declare_network
 from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec
 from chairlift.models.declaration.matrix_spec import EXPERTS, MLP, ROUTER, MatrixSpec, NormSpec
@@ -68,7 +68,6 @@ class NemotronHConfigReader(LlamaConfigReader):
 
 _READER: Final = NemotronHConfigReader(
     "nemotron_h",
-    no_windows,
     qkv_bias=False,
     reads_mlp_bias=True,
     reads_rope=False,

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
+from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.declaration.matrix_spec import NormSpec
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.declaration.recurrence_spec import RecurrenceSpec
@@ -101,9 +101,9 @@ _OLMO3: Final = Olmo3ConfigReader(
 OLMO: Final = Architecture(
     name="olmo",
     hf_readers={
-        "Olmo2ForCausalLM": LlamaConfigReader("olmo2", no_windows, norms=NORMS, qk_norm="rows"),
+        "Olmo2ForCausalLM": LlamaConfigReader("olmo2", norms=NORMS, qk_norm="rows"),
         "Olmo3ForCausalLM": _OLMO3,
-        "OlmoHybridForCausalLM": OlmoHybridConfigReader("olmo_hybrid", no_windows, norms=NORMS, qk_norm="rows"),
+        "OlmoHybridForCausalLM": OlmoHybridConfigReader("olmo_hybrid", norms=NORMS, qk_norm="rows"),
     },
     stacked_names=renamed_in_layers(
         {"input_layernorm": "attention_layer_norm", "post_attention_layernorm": "feedforward_layer_norm"}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
+from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.declaration.matrix_spec import PROJECTIONS, MatrixSpec, NormSpec
 from chairlift.models.declaration.model_config import ModelConfig, PredictorSpec
 from chairlift.models.declaration.recurrence_spec import RecurrenceSpec
@@ -215,7 +215,7 @@ _GGUF_NAMES: Final[Mapping[str, str | StoredName]] = {
     "model.layers.{}.shared_head.norm": "blk.{}.nextn.shared_head_norm",
 }
 
-DENSE: Final = Qwen35ConfigReader("qwen3_5", no_windows, has_recurrence=True, rotated_share=ROTATED_SHARE)
+DENSE: Final = Qwen35ConfigReader("qwen3_5", has_recurrence=True, rotated_share=ROTATED_SHARE)
 MOE: Final = replace(DENSE, name="qwen3_5_moe", inner_key="moe_intermediate_size")
 NEXT: Final = replace(DENSE, name="qwen3_next")
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
+from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.architectures.mixtures import MIXTRAL_NAMES
 from chairlift.models.architectures.olmo import exaone_windows
 from chairlift.models.declaration.attention_spec import RopeConfig
@@ -60,7 +60,6 @@ class AfmoeConfigReader(LlamaConfigReader):
 
 _MINIMAX: Final = MiniMaxConfigReader(
     "minimax_m2",
-    no_windows,
     qkv_bias=False,
     qk_norm="rows",
     default_theta=5e6,
@@ -79,7 +78,6 @@ _MINIMAX: Final = MiniMaxConfigReader(
 )
 _HY3: Final = LlamaConfigReader(
     "hy_v3",
-    no_windows,
     reads_mlp_bias=True,
     qk_norm="heads",
     default_theta=11_158_840.0,
