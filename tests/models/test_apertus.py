@@ -81,8 +81,9 @@ def test_fields_of_the_published_model() -> None:
 
 
 def test_a_file_without_rotary_embedding_has_that_of_transformers() -> None:
-    config = read(rope_scaling=..., rope_theta=...)
-    assert {layer.attention.rope for layer in config.layers if layer.attention is not None} == {ROPE}
+    for theta in (..., 10000.0):
+        config = read(rope_scaling=..., rope_theta=theta)
+        assert {layer.attention.rope for layer in config.layers if layer.attention is not None} == {ROPE}
 
 
 def test_gguf_files_have_one_number_or_one_for_each_layer() -> None:
@@ -100,10 +101,8 @@ def test_gguf_files_have_one_number_or_one_for_each_layer() -> None:
         ("qk_norm", False, "qk_norm is False, which is not supported: queries and keys have norms"),
         ("post_norm", True, "post_norm is True, which is not supported: norms precede the branches"),
         ("mlp_bias", True, "mlp_bias is True, which is not supported"),
-        ("rope_scaling", ..., "rope_theta is 10000, but 1.2e"),
     ],
 )
 def test_what_is_not_computed_is_an_error(field: str, value: Any, message: str) -> None:
-    theta = 10000 if field == "rope_scaling" else APERTUS_8B["rope_theta"]
     with pytest.raises(ModelLoadError, match=message):
-        read(**{field: value, "rope_theta": theta})
+        read(**{field: value})

@@ -316,7 +316,6 @@ def test_gguf_counts_repeated_for_each_layer() -> None:
         ({"num_local_experts": 8}, "num_local_experts is 8"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0, "mscale": 1.2}}, "rope_scaling.mscale is 1.2"),
         ({"rope_scaling": {"rope_type": "linear", "type": "llama3", "factor": 2.0}}, "rope_scaling.type is 'llama3'"),
-        ({"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "rope_theta is 500000"),
         ({"sliding_window": 64}, "sliding_window is 64"),
         ({"rope_interleaved": True}, "rope_interleaved is True"),
     ],
@@ -324,6 +323,12 @@ def test_gguf_counts_repeated_for_each_layer() -> None:
 def test_errors_name_undeclared_properties(changes: dict[str, Any], name: str) -> None:
     with pytest.raises(ModelLoadError, match=re.escape(name)):
         llama(**changes)
+
+
+def test_the_base_in_rope_parameters_precedes_the_other_one_as_in_transformers() -> None:
+    for key in ("rope_parameters", "rope_scaling"):
+        config = llama(rope_theta=5e5, **{key: {"rope_type": "default", "rope_theta": 300.0}})
+        assert {spec.rope for spec in config.attention_specs.values()} == {RopeConfig(theta=300.0)}
 
 
 def test_options_that_a_model_type_does_not_have_are_rejected() -> None:

@@ -22,7 +22,7 @@ from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.expert_fields import read_routed_experts
 from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader, names_in_layers
 from chairlift.models.reading.llama_sizes import LlamaSizes
-from chairlift.models.reading.rope_fields import read_gguf_rope, yarn_attention_factor
+from chairlift.models.reading.rope_fields import read_gguf_rope, rope_parameters, yarn_attention_factor
 
 LATENT_EPS: Final = 1e-6
 """The epsilon of the norms of latents in transformers, whatever the field of the other norms is."""
@@ -146,7 +146,7 @@ class DeepseekConfigReader(LlamaConfigReader):
             ("qk_head_dim", plain + rotary),
         ):
             fields.allow_only(key, only, f"the other fields of latent attention require {only}")
-        scaling = fields.mapping("rope_parameters") or fields.mapping("rope_scaling")
+        scaling = rope_parameters(fields)
         multiplier = None if scaling is None else scaling.get("mscale_all_dim")
         factor = 1.0 if scaling is None or not multiplier else _yarn_scale(sizes.rope, scaling.number("mscale_all_dim"))
         return DeepseekSizes(

@@ -18,7 +18,7 @@ from chairlift.models.reading.expert_fields import read_routed_experts
 from chairlift.models.reading.gguf_header import GGUF_NAMES, POST_NORM_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import read_head_dim
 from chairlift.models.reading.llama_sizes import LlamaSizes, NormNames
-from chairlift.models.reading.rope_fields import read_partial_rope
+from chairlift.models.reading.rope_fields import read_rope
 
 NORMS: Final = NormNames(
     after_attention="post_self_attn_layernorm",
@@ -31,7 +31,7 @@ class Glm4ConfigReader(LlamaConfigReader):
     """The reader of GLM-4-0414, which has the pairs of the first half of a head in adjacent rows."""
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
-        rope = read_partial_rope(fields, self.default_theta, ROTATED_SHARE)
+        rope = read_rope(fields, self.default_theta, ROTATED_SHARE)
         head_dim = read_head_dim(fields)
         if (dims := rope.num_dims(head_dim)) != head_dim // 2:
             raise fields.error(

@@ -16,7 +16,7 @@ from chairlift.models.reading.expert_fields import read_experts
 from chairlift.models.reading.gguf_header import SHARED_EXPERT, GGUFHeader
 from chairlift.models.reading.layer_fields import read_head_dim
 from chairlift.models.reading.llama_sizes import ExpertSizes, LlamaSizes
-from chairlift.models.reading.rope_fields import read_rope
+from chairlift.models.reading.rope_fields import read_rope, rope_parameters
 
 
 class HunYuanConfigReader(LlamaConfigReader):
@@ -26,7 +26,7 @@ class HunYuanConfigReader(LlamaConfigReader):
         """Read the rotary embedding, whose base `alpha` stretches for any length, whatever the other factors are."""
         head_dim = read_head_dim(fields)
         fields.allow_only("attention_head_dim", head_dim, f"the size of a head is {head_dim}")
-        scaling = fields.mapping("rope_parameters") or fields.mapping("rope_scaling")
+        scaling = rope_parameters(fields)
         if scaling is None or scaling.get("alpha") is None:
             return read_rope(fields, self.default_theta)
         for key in ("type", "rope_type"):

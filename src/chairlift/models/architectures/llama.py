@@ -19,7 +19,7 @@ from chairlift.models.reading.expert_fields import read_experts
 from chairlift.models.reading.gguf_header import POST_NORM_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import MAX_LAYERS, read_head_dim, read_layer_windows
 from chairlift.models.reading.llama_sizes import ExpertSizes, LlamaSizes, NormNames, QKNormKind
-from chairlift.models.reading.rope_fields import read_partial_rope, read_rope
+from chairlift.models.reading.rope_fields import read_rope
 
 ExpertsReader = Callable[[ConfigFields, LlamaSizes], ExpertSizes | None]
 
@@ -160,9 +160,7 @@ class LlamaConfigReader:
 
     def _rope(self, fields: ConfigFields) -> RopeConfig:
         fields.allow_only("rope_interleaved", False, "the dimensions of a rotated pair must be half a head apart")
-        if self.rotated_share is not None:
-            return read_partial_rope(fields, self.default_theta, self.rotated_share)
-        return read_rope(fields, self.default_theta)
+        return read_rope(fields, self.default_theta, self.rotated_share)
 
     def _biases(self, fields: ConfigFields) -> tuple[bool, bool, bool]:
         """Return whether q, k and v, the output projection, and the feed-forward network have biases.

@@ -22,7 +22,7 @@ from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.expert_fields import SOFTMAX_GATING, read_first_dense_layers, read_softmax
 from chairlift.models.reading.gguf_header import GGUFHeader
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
-from chairlift.models.reading.rope_fields import read_partial_rope
+from chairlift.models.reading.rope_fields import read_rope
 
 NAMES: Final = ExpertNames(up=("mlp.experts.{}.gate_up_proj",))
 
@@ -37,7 +37,7 @@ class Mistral4ConfigReader(DeepseekConfigReader):
         if isinstance(fields, GGUFHeader):
             return super()._rope(fields)
         rotary, plain = (fields.integer(f"qk_{part}_head_dim") for part in ("rope", "nope"))
-        rope = read_partial_rope(fields, self.default_theta, rotary / (plain + rotary))
+        rope = read_rope(fields, self.default_theta, rotary / (plain + rotary))
         if rope.num_dims(plain + rotary) != rotary:
             raise fields.error("rope_parameters.partial_rotary_factor", f"must rotate qk_rope_head_dim ({rotary})")
         return with_query_scale(fields, rope)

@@ -17,7 +17,7 @@ from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.gguf_header import GGUFHeader
 from chairlift.models.reading.layer_fields import read_head_dim
 from chairlift.models.reading.llama_sizes import LlamaSizes
-from chairlift.models.reading.rope_fields import read_gguf_rope, rotated_dims
+from chairlift.models.reading.rope_fields import read_gguf_rope, rope_parameters, rotated_dims
 
 ORIGINAL_CONTEXT: Final = 4096
 """The context before LongRoPE, in files that do not contain it."""
@@ -46,7 +46,7 @@ def read_longrope(fields: ConfigFields) -> RopeConfig:
     head_dim = read_head_dim(fields)
     if isinstance(fields, GGUFHeader):
         return _read_gguf_rope(fields, head_dim)
-    nested = fields.mapping("rope_parameters") or fields.mapping("rope_scaling")
+    nested = rope_parameters(fields)
     theta = fields.number("rope_theta", 10_000.0)
     part = fields.number("partial_rotary_factor", 1.0, high=1.0)
     original = fields.integer("original_max_position_embeddings", ORIGINAL_CONTEXT, low=2)

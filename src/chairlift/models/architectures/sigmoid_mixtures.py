@@ -23,7 +23,7 @@ from chairlift.models.reading.expert_fields import read_routed_experts
 from chairlift.models.reading.gguf_header import POST_NORM_NAMES, SHARED_EXPERT, GGUFHeader
 from chairlift.models.reading.layer_fields import read_head_dim, read_windows
 from chairlift.models.reading.llama_sizes import AttentionGate, ExpertNames, LlamaSizes, NormNames
-from chairlift.models.reading.rope_fields import read_partial_rope
+from chairlift.models.reading.rope_fields import read_rope
 
 ONE_GROUP: Final[dict[str, Any]] = {"n_group": 1, "topk_group": 1}
 DEFAULTS: Final = {**ONE_GROUP, "head_dim": 128}
@@ -46,7 +46,7 @@ class MiniMaxConfigReader(LlamaConfigReader):
     def _rope(self, fields: ConfigFields) -> RopeConfig:
         head_dim = read_head_dim(fields)
         rotated = fields.integer("rotary_dim", head_dim, high=head_dim)
-        return read_partial_rope(fields, self.default_theta, rotated / head_dim)
+        return read_rope(fields, self.default_theta, rotated / head_dim)
 
 
 class AfmoeConfigReader(LlamaConfigReader):

@@ -18,31 +18,33 @@ NOT_ROTATED: Final = 1e30
 """The divisor of the frequency of a pair of dimensions that no position rotates noticeably, as in GGUF files."""
 
 
-def read_rope(fields: ConfigFields, default_theta: float = 10_000.0) -> RopeConfig:
+def read_rope(fields: ConfigFields, default_theta: float = 10_000.0, default_share: float | None = None) -> RopeConfig:
     """Read the rotary embedding of a model.
 
     transformers 5 writes `rope_parameters`; earlier versions write `rope_theta` and `rope_scaling`.
+
+    Args:
+        default_theta: the base in files that do not contain it.
+        default_share: the share of the dimensions of a head that are rotated, in files that do not contain it; None if
+            all are, in every file.
     """
+    is_partial = default_share is not None
     if isinstance(fields, GGUFHeader):
-        return read_gguf_rope(fields)
-    fields.allow_only("partial_rotary_factor", 1.0, WHOLE_HEAD)
-    scaling = fields.mapping("rope_parameters") or fields.mapping("rope_scaling")
-    if scaling is None:
-        return RopeConfig(theta=fields.number("rope_theta", default_theta))
-    return _read_scaling(fields, scaling, _theta(fields, scaling, default_theta))
-
-
-def read_partial_rope(fields: ConfigFields, default_theta: float, default_share: float) -> RopeConfig:
-    """Read the rotary embedding of a model that rotates a share of the dimensions of a head."""
-    if isinstance(fields, GGUFHeader):
-        return read_gguf_rope(fields, is_partial=True)
+        return read_gguf_rope(fields, is_partial=is_partial)
+    scaling, theta = rope_parameters(fields), fields.number("rope_theta", default_theta)
+    rope = _read_own_rope(fields, scaling, theta, is_partial=is_partial)
+    if not is_partial:
+        fields.allow_only("partial_rotary_factor", 1.0, WHOLE_HEAD)
+        return rope
     share = fields.number("partial_rotary_factor", default_share, high=1.0)
-    rope = RopeConfig(theta=fields.number("rope_theta", default_theta))
-    if (scaling := fields.mapping("rope_parameters") or fields.mapping("rope_scaling")) is not None:
+    if scaling is not None:
         share = scaling.number("partial_rotary_factor", share, high=1.0)
-        rope = _read_scaling(fields, scaling, _theta(fields, scaling, default_theta), is_partial=True)
-    head_dim = read_head_dim(fields)
-    return replace(rope, rotary_dim=rotated_dims(fields, head_dim, share))
+    return replace(rope, rotary_dim=rotated_dims(fields, read_head_dim(fields), share))
+
+
+def rope_parameters(fields: ConfigFields) -> ConfigFields | None:
+    """Return the object with the parameters of the rotary embedding in a `config.json`, or None."""
+    return fields.mapping("rope_parameters") or fields.mapping("rope_scaling")
 
 
 def rotated_dims(fields: ConfigFields, head_dim: int, share: float) -> int | None:
@@ -67,9 +69,8 @@ def read_layer_ropes(fields: ConfigFields, local_theta: float, theta: float) -> 
         return RopeConfig(theta=fields.number("rope_local_base_freq", local_theta)), read_gguf_rope(fields)
     both = fields.mapping("rope_parameters")
     if both is None:
-        scaling, base = fields.mapping("rope_scaling"), fields.number("rope_theta", theta)
-        scaled = RopeConfig(theta=base) if scaling is None else _read_scaling(fields, scaling, base)
-        return RopeConfig(theta=local_theta), scaled
+        base = fields.number("rope_theta", theta)
+        return RopeConfig(theta=local_theta), _read_own_rope(fields, fields.mapping("rope_scaling"), base)
     local, whole = both.mapping("sliding_attention"), both.mapping("full_attention")
     return _read_own_rope(fields, local, local_theta), _read_own_rope(fields, whole, theta)
 
@@ -113,10 +114,13 @@ def _read_type_rope(fields: ConfigFields, scaling: ConfigFields, head_dim: int, 
     return RopeConfig(theta=theta, scaling="factors", freq_factors=factors)
 
 
-def _read_own_rope(fields: ConfigFields, scaling: ConfigFields | None, default_theta: float) -> RopeConfig:
+def _read_own_rope(
+    fields: ConfigFields, scaling: ConfigFields | None, default_theta: float, *, is_partial: bool = False
+) -> RopeConfig:
+    """Read an object whose base precedes the one outside of it, as in transformers."""
     if scaling is None:
         return RopeConfig(theta=default_theta)
-    return _read_scaling(fields, scaling, scaling.number("rope_theta", default_theta))
+    return _read_scaling(fields, scaling, scaling.number("rope_theta", default_theta), is_partial=is_partial)
 
 
 def _read_scaling(fields: ConfigFields, scaling: ConfigFields, theta: float, *, is_partial: bool = False) -> RopeConfig:
@@ -151,16 +155,6 @@ def _kind(scaling: ConfigFields) -> str:
     if scaling.get(other, kind) not in (kind, "mrope"):
         raise scaling.error(other, f"is {scaling.get(other)!r}, but {key} is {kind!r}; remove the wrong one")
     return kind
-
-
-def _theta(fields: ConfigFields, scaling: ConfigFields, default: float) -> float:
-    theta = fields.number("rope_theta", default)
-    if scaling.get("rope_theta") is None:
-        return theta
-    inner = scaling.number("rope_theta")
-    if fields.get("rope_theta", inner) != inner:
-        raise fields.error("rope_theta", f"is {theta:g}, but {inner:g} in the scaling parameters; remove the wrong one")
-    return inner
 
 
 def _llama3(rope: RopeConfig, scaling: ConfigFields) -> RopeConfig:

@@ -112,8 +112,7 @@ class Wrapper:
             "model_type": SAME_TYPES.get(kind, kind),
         }
         fields = ConfigFields({f"{prefix}{key}": value for key, value in values.items()}, source, prefix)
-        rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
-        fields.set_defaults({key: value for key, value in DEFAULTS.get(kind, {}).items() if key not in rope})
+        fields.set_defaults(DEFAULTS.get(kind, {}))
         return fields
 
 
