@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from chairlift.models.architectures.deepseek import DEEPSEEK, DEEPSEEK_GGUF_NAMES, DeepseekConfigReader
 from chairlift.models.declaration.matrix_spec import NormSpec
@@ -19,11 +19,8 @@ from chairlift.models.reading.architecture import Architecture, renamed_in_layer
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.delta_sizes import DeltaSizes
 from chairlift.models.reading.gguf_header import SHARED_EXPERT, GGUFHeader, names_in_layers
-from chairlift.models.reading.layer_fields import check_recurrent_layers, read_width
+from chairlift.models.reading.layer_fields import DELTA_LAYERS, check_recurrent_layers, read_width
 from chairlift.models.reading.llama_sizes import LlamaSizes
-
-LAYER_TYPES: Final[dict[Any, bool]] = {"linear_attention": True, "full_attention": False}
-"""Type of a layer -> whether it has Kimi Delta Attention."""
 
 TYPE_LISTS: Final = {"kda_layers": "linear_attention", "full_attn_layers": "full_attention"}
 """Lists of numbers of layers, from 1 on, in `linear_attn_config` -> the type of these layers."""
@@ -89,9 +86,11 @@ def _read_layers(fields: ConfigFields, layers: int) -> list[bool]:
             raise own.error(wrong, f"must be a list of numbers of layers, got {listed[wrong]!r:.80}")
         numbered = ((key, number) for key, numbers in listed.items() for number in numbers)
         found = {own.as_integer(key, number, high=layers): TYPE_LISTS[key] for key, number in numbered}
-        return check_recurrent_layers(own, "kda_layers", [found.get(i + 1) for i in range(layers)], layers, LAYER_TYPES)
+        return check_recurrent_layers(
+            own, "kda_layers", [found.get(i + 1) for i in range(layers)], layers, DELTA_LAYERS
+        )
     default = ["full_attention" if index and index % 4 == 0 else "linear_attention" for index in range(layers)]
-    return check_recurrent_layers(fields, "layer_types", types or default, layers, LAYER_TYPES)
+    return check_recurrent_layers(fields, "layer_types", types or default, layers, DELTA_LAYERS)
 
 
 def _declare_delta(delta: DeltaSizes, sizes: LlamaSizes, index: int) -> RecurrenceSpec:

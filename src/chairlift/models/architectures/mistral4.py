@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from chairlift.kernels.routing import ExpertRouting
 from chairlift.models.architectures.deepseek import (
     DEEPSEEK_GGUF_NAMES,
     DEEPSEEK_STACKED_NAMES,
@@ -19,7 +18,7 @@ from chairlift.models.architectures.ministral3 import with_query_scale
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.reading.architecture import Architecture, renamed_in_layers
 from chairlift.models.reading.config_fields import ConfigFields
-from chairlift.models.reading.expert_fields import SOFTMAX_GATING, read_first_dense_layers, read_softmax
+from chairlift.models.reading.expert_fields import SOFTMAX_GATING, read_first_dense_layers, read_routing
 from chairlift.models.reading.gguf_header import GGUFHeader
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
 from chairlift.models.reading.rope_fields import read_rope
@@ -48,14 +47,9 @@ def _read_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
         fields.allow_only(key, 1, "experts must be chosen from one group")
     fields.allow_only("expert_gating_func", SOFTMAX_GATING, f"the architecture requires {SOFTMAX_GATING} (softmax)")
     count = fields.integer("n_routed_experts")
-    routing = ExpertRouting(
-        fields.integer("num_experts_per_tok", high=count),
-        read_softmax(fields),
-        scale=fields.number("routed_scaling_factor", 1.0),
-    )
-    dense, inner = read_first_dense_layers(fields, sizes.num_layers), fields.integer("moe_intermediate_size")
-    shared_size = inner * fields.integer("n_shared_experts", 0, low=0)
-    return ExpertSizes(count, inner, routing, dense, NAMES, shared_size=shared_size)
+    routing, inner = read_routing(fields, count, has_sigmoid=False), fields.integer("moe_intermediate_size")
+    dense, num_shared = read_first_dense_layers(fields, sizes.num_layers), fields.integer("n_shared_experts", 0, low=0)
+    return ExpertSizes(count, inner, routing, dense, NAMES, shared_size=inner * num_shared)
 
 
 _READER: Final = Mistral4ConfigReader(

@@ -9,7 +9,7 @@ choice, and has shared experts. Mellum 2 is Qwen3-MoE with windows in most layer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -57,9 +57,11 @@ def _read_qwen2(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
     return replace(_read_qwen3(fields, sizes), names=QWEN_NAMES, shared_size=size)
 
 
-def _read_qwen3(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
+def _read_qwen3(
+    fields: ConfigFields, sizes: LlamaSizes, read_dense: Callable[..., frozenset[int]] = read_dense_layers
+) -> ExpertSizes:
     experts = read_experts(fields, read_softmax(fields))
-    return replace(experts, dense_layers=read_dense_layers(fields, sizes.num_layers))
+    return replace(experts, dense_layers=read_dense(fields, sizes.num_layers))
 
 
 def _read_olmoe(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
@@ -84,11 +86,6 @@ def _read_ernie(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
         dense_layers=frozenset(index for index in layers if index not in used or (index + 1) % interval),
         shared_size=experts.intermediate_size * fields.integer("n_shared_experts", 0, low=0),
     )
-
-
-def _read_mellum(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
-    experts = read_experts(fields, "chosen" if fields.flag("norm_topk_prob", True) else "all")
-    return replace(experts, dense_layers=read_first_dense_layers(fields, sizes.num_layers))
 
 
 class MellumConfigReader(LlamaConfigReader):
@@ -146,9 +143,9 @@ _MELLUM: Final = MellumConfigReader(
     "mellum",
     _mellum_windows,
     qk_norm="heads",
-    experts=_read_mellum,
+    experts=partial(_read_qwen3, read_dense=read_first_dense_layers),
     reads_rope=False,
-    defaults={"head_dim": 128},
+    defaults={"head_dim": 128, "norm_topk_prob": True},
     required={"decoder_sparse_step": 1, "first_k_dense_replace": 0, "mlp_only_layers": [], "use_sliding_window": True},
     ignored=("mtp_layer_types", "mtp_mlp_layer_types", "num_mtp_layers"),
 )

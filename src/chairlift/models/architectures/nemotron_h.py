@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Literal
 
-from chairlift.kernels.routing import ExpertRouting
 from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.declaration.feed_forward_spec import FeedForwardSpec, RouterSpec, declare_network
 from chairlift.models.declaration.layer_spec import BranchNorms, LayerSpec
@@ -17,7 +16,7 @@ from chairlift.models.declaration.matrix_spec import EXPERTS, MLP, ROUTER, Matri
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields
-from chairlift.models.reading.expert_fields import SIGMOID_GATING
+from chairlift.models.reading.expert_fields import SIGMOID_GATING, read_routing
 from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import MAX_LAYERS, read_width, without_attention
 from chairlift.models.reading.mamba_sizes import (
@@ -43,9 +42,6 @@ KINDS: Final[dict[str, LayerKind]] = {
     "moe": "moe",
 }
 """The types of layers: letters of `hybrid_override_pattern`, and names of transformers 4 and 5."""
-
-SUM_EPS: Final = 1e-20
-"""Is added to the sum of the scores of the chosen experts, before it divides these scores."""
 
 _EXPERT_FIELDS: Final = """
     moe_intermediate_size moe_latent_size moe_shared_expert_intermediate_size n_group n_routed_experts n_shared_experts
@@ -134,13 +130,7 @@ class _Layers:
         fields.allow_only("mlp_bias", False, "experts have no biases")
         fields.allow_only("expert_gating_func", SIGMOID_GATING, f"the architecture requires {SIGMOID_GATING}")
         count = fields.integer("n_routed_experts")
-        routing = ExpertRouting(
-            fields.integer("num_experts_per_tok", high=count),
-            "chosen" if fields.flag("norm_topk_prob", True) else "all",
-            has_sigmoid=True,
-            sum_eps=SUM_EPS,
-            scale=fields.number("routed_scaling_factor", 1.0),
-        )
+        routing = read_routing(fields, count, has_sigmoid=True)
         matrix = MatrixSpec(ROUTER, ROUTER, ((f"{prefix}.gate", count),), hidden)
         router = RouterSpec(matrix, routing, selection_bias=f"{prefix}.gate.e_score_correction_bias")
         inner, latent, width = fields.integer("moe_intermediate_size"), None, hidden

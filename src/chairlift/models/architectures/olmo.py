@@ -21,7 +21,7 @@ from chairlift.models.reading.architecture import Architecture, renamed_in_layer
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.delta_sizes import DeltaSizes, read_delta_sizes
 from chairlift.models.reading.gguf_header import POST_NORM_NAMES
-from chairlift.models.reading.layer_fields import check_recurrent_layers, read_windows
+from chairlift.models.reading.layer_fields import DELTA_LAYERS, check_recurrent_layers, read_windows
 from chairlift.models.reading.llama_sizes import LlamaSizes, NormNames
 from chairlift.models.reading.rope_fields import read_layer_ropes
 
@@ -31,9 +31,6 @@ NORMS: Final = NormNames(
     before_mlp=None,
     after_mlp="post_feedforward_layernorm",
 )
-LAYER_TYPES: Final = {"linear_attention": True, "full_attention": False}
-"""Type of a layer of OLMo Hybrid -> whether it has the gated delta rule in place of attention."""
-
 DELTA_NORM_EPS: Final = 1e-5
 """The epsilon of the norm of heads after the gated delta rule, which no field has."""
 
@@ -56,7 +53,7 @@ class OlmoHybridConfigReader(LlamaConfigReader):
         sizes = self.read_sizes(fields)
         config, others = sizes.declare(), replace(sizes, norms=NormNames()).declare()
         types = fields.get("layer_types", [*["linear_attention"] * 3, "full_attention"] * (sizes.num_layers // 4))
-        recurrent = check_recurrent_layers(fields, "layer_types", types, sizes.num_layers, LAYER_TYPES)
+        recurrent = check_recurrent_layers(fields, "layer_types", types, sizes.num_layers, DELTA_LAYERS)
         beta_scale = 2.0 if fields.flag("linear_allow_neg_eigval", True) else 1.0
         delta = read_delta_sizes(fields, sizes, beta_scale=beta_scale)
         others = others.with_recurrences(recurrent, partial(_declare_delta, delta, sizes.hidden_size))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.declaration.matrix_spec import PROJECTIONS, MatrixSpec, NormSpec
@@ -22,13 +22,10 @@ from chairlift.models.declaration.recurrence_spec import RecurrenceSpec
 from chairlift.models.reading.architecture import Architecture, StoredName, stacked_experts
 from chairlift.models.reading.config_fields import ConfigFields, exact_quotient
 from chairlift.models.reading.delta_sizes import DeltaSizes, read_delta_sizes
-from chairlift.models.reading.expert_fields import QWEN_NAMES, read_dense_layers, read_experts
+from chairlift.models.reading.expert_fields import QWEN_NAMES, read_dense_layers, read_experts, read_softmax
 from chairlift.models.reading.gguf_header import POST_NORM_NAMES, GGUFHeader, names_in_layers
-from chairlift.models.reading.layer_fields import check_recurrent_layers
+from chairlift.models.reading.layer_fields import DELTA_LAYERS, check_recurrent_layers
 from chairlift.models.reading.llama_sizes import AttentionGate, LlamaSizes
-
-LAYER_TYPES: Final[dict[Any, bool]] = {"linear_attention": True, "full_attention": False}
-"""Type of a layer -> whether it has the gated delta rule in place of attention."""
 
 ROTATED_SHARE: Final = 0.25
 """The share of the dimensions of a head that are rotated, in files that do not contain it."""
@@ -124,8 +121,7 @@ class Qwen35ConfigReader(LlamaConfigReader):
         if self.name != "qwen3_5":
             fields.ignore("intermediate_size")  # Has no effect, unless layers without experts have this size.
             is_next = self.name == "qwen3_next"
-            adds_up = not is_next or fields.flag("norm_topk_prob", True)
-            experts = read_experts(fields, "chosen" if adds_up else "all", names=QWEN_NAMES)
+            experts = read_experts(fields, read_softmax(fields) if is_next else "chosen", names=QWEN_NAMES)
             experts = replace(experts, shared_size=fields.integer("shared_expert_intermediate_size"))
             if is_next:
                 experts = replace(experts, dense_layers=read_dense_layers(fields, sizes.num_layers))
@@ -153,7 +149,7 @@ def _read_predictor(fields: ConfigFields) -> PredictorNames | None:
 def _read_layers(fields: ConfigFields, layers: int, further: int = 0) -> list[bool]:
     """Read whether each layer has recurrent state. Of GGUF files, only newer ones have the list, which contains the
     `further` layers behind the model's layers."""
-    key, known = "layer_types", LAYER_TYPES
+    key, known = "layer_types", DELTA_LAYERS
     if isinstance(fields, GGUFHeader):
         key, known = "attention.recurrent_layers", {True: True, False: False}
     interval = fields.integer("full_attention_interval", ATTENTION_INTERVAL)
@@ -217,7 +213,7 @@ _GGUF_NAMES: Final[Mapping[str, str | StoredName]] = {
 
 DENSE: Final = Qwen35ConfigReader("qwen3_5", has_recurrence=True, rotated_share=ROTATED_SHARE)
 MOE: Final = replace(DENSE, name="qwen3_5_moe", inner_key="moe_intermediate_size")
-NEXT: Final = replace(DENSE, name="qwen3_next")
+NEXT: Final = replace(DENSE, name="qwen3_next", defaults={"norm_topk_prob": True})
 
 QWEN35: Final = Architecture(
     name="qwen3.5",

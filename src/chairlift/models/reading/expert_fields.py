@@ -107,15 +107,8 @@ def read_routed_experts(
         has_sigmoid, has_bias = _read_gguf_gating(fields)
     else:
         is_greedy = _read_gating(fields, has_sigmoid=has_sigmoid)
-    adds_up = fields.flag("norm_topk_prob", has_sigmoid)
     count = fields.integer("n_routed_experts")
-    routing = ExpertRouting(
-        fields.integer("num_experts_per_tok", high=count),
-        "chosen" if adds_up else "all",
-        has_sigmoid=has_sigmoid,
-        sum_eps=SUM_EPS if has_sigmoid else 0.0,
-        scale=fields.number("routed_scaling_factor", 1.0),
-    )
+    routing = read_routing(fields, count, has_sigmoid=has_sigmoid)
     inner = fields.integer("moe_intermediate_size", inner)
     shared = inner * fields.integer("n_shared_experts", 0, low=0)
     if isinstance(fields, GGUFHeader):
@@ -127,6 +120,17 @@ def read_routed_experts(
         read_first_dense_layers(fields, sizes.num_layers),
         names if has_bias else replace(names, selection_bias=None),
         shared_size=shared,
+    )
+
+
+def read_routing(fields: ConfigFields, count: int, *, has_sigmoid: bool) -> ExpertRouting:
+    """Read how the experts of a token are chosen from `count`, without groups."""
+    return ExpertRouting(
+        fields.integer("num_experts_per_tok", high=count),
+        "chosen" if fields.flag("norm_topk_prob", has_sigmoid) else "all",
+        has_sigmoid=has_sigmoid,
+        sum_eps=SUM_EPS if has_sigmoid else 0.0,
+        scale=fields.number("routed_scaling_factor", 1.0),
     )
 
 

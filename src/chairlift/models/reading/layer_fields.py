@@ -13,6 +13,9 @@ MAX_LAYERS: Final = 4096
 MAX_WIDTH: Final = 16
 """The largest width of a convolution."""
 
+DELTA_LAYERS: Final[Mapping[Any, bool]] = {"linear_attention": True, "full_attention": False}
+"""Type of a layer -> whether it has recurrent state, in models with a delta rule."""
+
 
 def read_head_dim(fields: ConfigFields) -> int:
     """Read the head size; if it is absent, it is the hidden size divided by the number of heads."""
