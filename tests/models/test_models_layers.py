@@ -18,7 +18,7 @@ from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.declaration.matrix_spec import ATTENTION, MLP, MatrixSpec, NormSpec
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.decoder import build_model
-from chairlift.models.layers import LayerBuilder
+from chairlift.models.layer_builder import LayerBuilder
 from chairlift.models.reading.llama_sizes import LlamaSizes
 from chairlift.models.rotary import EXTRA_POSITIONS, RotaryTable, rotary_table
 

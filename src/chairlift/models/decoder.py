@@ -19,7 +19,8 @@ from chairlift.kernels.row_buffers import RowBuffers
 from chairlift.kernels.weights import Weights
 from chairlift.models.declaration.model_config import ModelConfig, PerLayerInputsSpec, PredictorSpec
 from chairlift.models.kv_layout import KVLayout
-from chairlift.models.layers import Attention, DecoderLayer, LayerBuilder, attention_shape
+from chairlift.models.layer_builder import LayerBuilder
+from chairlift.models.layers import Attention, DecoderLayer, attention_shape
 from chairlift.models.registry import get_architecture
 from chairlift.models.rotary import RotaryTable
 from chairlift.models.torch_operations import fallback_notes, torch_operations

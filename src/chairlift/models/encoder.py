@@ -14,7 +14,8 @@ from chairlift.kernels.kernel_set import get_kernels
 from chairlift.kernels.packed_attention import PackedAttention, PackedTexts
 from chairlift.kernels.weights import Weights
 from chairlift.models.declaration.model_config import ClassifierSpec, EncoderSpec, ModelConfig
-from chairlift.models.layers import DecoderLayer, LayerBuilder, attention_shape
+from chairlift.models.layer_builder import LayerBuilder
+from chairlift.models.layers import DecoderLayer, attention_shape
 from chairlift.models.rotary import RotaryTable
 
 
