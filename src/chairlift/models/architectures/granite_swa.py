@@ -5,7 +5,6 @@ Some layers have no rotary embedding. Safetensors files hold the experts of a la
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -18,8 +17,7 @@ from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import read_windows
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
 
-WHOLE_EVERY: Final = 4
-"""Layers 0, 4, 8... have no window in a `config.json` without `layer_types`."""
+WINDOWS: Final = partial(read_windows, pattern=4, default=128, is_full=lambda layer, layers: layer % 4 == 0)
 
 NAMES: Final = ExpertNames(
     router="block_sparse_moe.router",
@@ -55,13 +53,6 @@ def _read_ropes(fields: ConfigFields, sizes: LlamaSizes) -> list[RopeConfig | No
     return [replace(sizes.rope, theta=sizes.rope.theta if is_gguf else float(base)) if base else None for base in bases]
 
 
-def _windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
-    if not isinstance(fields, GGUFHeader):
-        types = ["sliding_attention" if index % WHOLE_EVERY else "full_attention" for index in range(layers)]
-        fields.set_defaults({"layer_types": types})
-    return read_windows(fields, layers, WHOLE_EVERY, default=128)
-
-
 def _read_gguf_experts(header: ConfigFields, sizes: LlamaSizes) -> ExpertSizes | None:
     """Read the experts of a GGUF file. The matrices of the gate may be in one tensor with those of up."""
     if header.get("num_experts", 0) == 0:
@@ -75,13 +66,13 @@ GRANITE_SWA: Final = Architecture(
     name="granite_swa",
     hf_readers={
         "GraniteSWAForCausalLM": GraniteSwaConfigReader(
-            "granite_swa", _windows, reads_mlp_bias=True, defaults={"tie_word_embeddings": True}
+            "granite_swa", WINDOWS, reads_mlp_bias=True, defaults={"tie_word_embeddings": True}
         ),
         "GraniteMoeSWAForCausalLM": GraniteSwaConfigReader(
-            "granitemoe_swa", _windows, experts=partial(read_shared_experts, names=NAMES)
+            "granitemoe_swa", WINDOWS, experts=partial(read_shared_experts, names=NAMES)
         ),
     },
-    gguf_readers={"granite_swa": GraniteSwaConfigReader("granite_swa", _windows, experts=_read_gguf_experts)},
+    gguf_readers={"granite_swa": GraniteSwaConfigReader("granite_swa", WINDOWS, experts=_read_gguf_experts)},
     gguf_names={**GGUF_NAMES, "model.layers.{}.mlp.shared_experts.gate_up_proj": "blk.{}.ffn_up_shexp"},
     gguf_interleaved=frozenset(("granite_swa",)),
     stacked_names=renamed_in_layers(

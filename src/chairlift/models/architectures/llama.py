@@ -19,7 +19,7 @@ from chairlift.models.reading.expert_fields import read_experts
 from chairlift.models.reading.gguf_header import POST_NORM_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import MAX_LAYERS, read_head_dim, read_layer_windows
 from chairlift.models.reading.llama_sizes import ExpertSizes, LlamaSizes, NormNames, QKNormKind
-from chairlift.models.reading.rope_fields import read_rope
+from chairlift.models.reading.rope_fields import read_layer_ropes, read_rope
 
 ExpertsReader = Callable[[ConfigFields, LlamaSizes], ExpertSizes | None]
 
@@ -50,6 +50,8 @@ class LlamaConfigReader:
         rotated_share: the share of the dimensions of a head that are rotated, in a `config.json` that does not contain
             it; None if all are, in every file.
         reads_rope: whether the reader reads one rotary embedding; False if each layer has its own, or none has one.
+        layer_thetas: the bases of the rotary embeddings of layers with a window and of the others, see
+            `read_layer_ropes`; None if they do not differ.
         rotates_windows_only: whether layers without a window have no rotary embedding, if any layer has a window.
         experts: (fields, the sizes without experts) -> the experts of a layer; None for a model without them.
         has_recurrence: whether layers of a GGUF file may have no heads.
@@ -68,6 +70,7 @@ class LlamaConfigReader:
     fused_projections: Collection[str] = ()
     rotated_share: float | None = None
     reads_rope: bool = True
+    layer_thetas: tuple[float | None, float] | None = None
     rotates_windows_only: bool = False
     experts: ExpertsReader | None = None
     default_theta: float = 10_000.0
@@ -115,13 +118,15 @@ class LlamaConfigReader:
             activation=self._activation(fields),
             gated=self.gated,
             fused_projections=self.fused_projections,
-            rope=self._rope(fields) if self.reads_rope else RopeConfig(),
+            rope=self._rope(fields) if self.reads_rope and self.layer_thetas is None else RopeConfig(),
             tie_word_embeddings=fields.flag("tie_word_embeddings", False),
             qkv_bias=qkv_bias,
             output_bias=output_bias,
             mlp_bias=mlp_bias,
             qk_norm=self.qk_norm,
         )
+        if self.layer_thetas is not None:
+            sizes = sizes.with_layer_ropes(*read_layer_ropes(fields, *self.layer_thetas))
         if self.rotates_windows_only:
             sizes = sizes.with_layer_ropes(sizes.rope, None)
         return sizes if self.experts is None else replace(sizes, experts=self.experts(fields, sizes))

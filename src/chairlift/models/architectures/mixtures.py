@@ -37,7 +37,6 @@ from chairlift.models.reading.expert_fields import (
 from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import read_windows
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
-from chairlift.models.reading.rope_fields import read_layer_ropes
 
 ERNIE_NAMES: Final = ExpertNames(selection_bias="mlp.gate.moe_statics.e_score_correction_bias")
 MIXTRAL_NAMES: Final = ExpertNames(
@@ -88,20 +87,6 @@ def _read_ernie(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
     )
 
 
-class MellumConfigReader(LlamaConfigReader):
-    """The reader of Mellum 2, whose layers with a window have a rotary embedding of their own."""
-
-    def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
-        sizes = super().read_sizes(fields)
-        return sizes.with_layer_ropes(*read_layer_ropes(fields, 10_000.0, 500_000.0))
-
-
-def _mellum_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
-    if not isinstance(fields, GGUFHeader):
-        fields.set_defaults({"layer_types": ["full_attention"] * layers})
-    return read_windows(fields, layers, pattern=4, default=1024)
-
-
 def _qwen3_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     fields.ignore("max_window_layers")  # transformers ignores it in this architecture.
     if not fields.flag("use_sliding_window", False):
@@ -139,12 +124,12 @@ _ERNIE: Final = LlamaConfigReader(
     required={"moe_gate": "topk", "moe_use_aux_free": True, "use_rmsnorm": True},
     ignored=("moe_capacity",),
 )
-_MELLUM: Final = MellumConfigReader(
+_MELLUM: Final = LlamaConfigReader(
     "mellum",
-    _mellum_windows,
+    partial(read_windows, pattern=4, default=1024, is_full=lambda layer, layers: True),
     qk_norm="heads",
     experts=partial(_read_qwen3, read_dense=read_first_dense_layers),
-    reads_rope=False,
+    layer_thetas=(10_000.0, 500_000.0),
     defaults={"head_dim": 128, "norm_topk_prob": True},
     required={"decoder_sparse_step": 1, "first_k_dense_replace": 0, "mlp_only_layers": [], "use_sliding_window": True},
     ignored=("mtp_layer_types", "mtp_mlp_layer_types", "num_mtp_layers"),

@@ -23,7 +23,6 @@ from chairlift.models.reading.delta_sizes import DeltaSizes, read_delta_sizes
 from chairlift.models.reading.gguf_header import POST_NORM_NAMES
 from chairlift.models.reading.layer_fields import DELTA_LAYERS, check_recurrent_layers, read_windows
 from chairlift.models.reading.llama_sizes import LlamaSizes, NormNames
-from chairlift.models.reading.rope_fields import read_layer_ropes
 
 NORMS: Final = NormNames(
     before_attention=None,
@@ -33,17 +32,6 @@ NORMS: Final = NormNames(
 )
 DELTA_NORM_EPS: Final = 1e-5
 """The epsilon of the norm of heads after the gated delta rule, which no field has."""
-
-THETA: Final = 500_000.0
-"""Base of the rotary embedding of OLMo 3, in files that do not contain it."""
-
-
-class Olmo3ConfigReader(LlamaConfigReader):
-    """The reader of OLMo 3."""
-
-    def read_sizes(self, fields: ConfigFields) -> LlamaSizes:
-        sizes = super().read_sizes(fields)
-        return sizes.with_layer_ropes(*read_layer_ropes(fields, fields.number("rope_theta", THETA), THETA))
 
 
 class OlmoHybridConfigReader(LlamaConfigReader):
@@ -90,8 +78,12 @@ def exaone_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
 _EXAONE4: Final = LlamaConfigReader(
     "exaone4", exaone_windows, qkv_bias=False, norms=NORMS, qk_norm="heads", rotates_windows_only=True
 )
-_OLMO3: Final = Olmo3ConfigReader(
-    "olmo3", partial(read_windows, pattern=4, default=4096), norms=NORMS, qk_norm="rows", reads_rope=False
+_OLMO3: Final = LlamaConfigReader(
+    "olmo3",
+    partial(read_windows, pattern=4, default=4096),
+    norms=NORMS,
+    qk_norm="rows",
+    layer_thetas=(None, 500_000.0),
 )
 """Every fourth layer has no window. In GGUF files OLMo 2 is OLMo 3 without windows."""
 

@@ -22,9 +22,6 @@ from chairlift.models.reading.rope_fields import read_gguf_rope, rope_parameters
 ORIGINAL_CONTEXT: Final = 4096
 """The context before LongRoPE, in files that do not contain it."""
 
-FUSED: Final = ("qkv_proj", "gate_up_proj")
-"""See LlamaSizes.fused_projections."""
-
 SCALINGS: Final = ("default", "longrope", "su", "yarn")
 """Early files of Phi-3 call LongRoPE "su" or "yarn"."""
 
@@ -125,7 +122,9 @@ def _read_gguf_rope(header: GGUFHeader, head_dim: int) -> RopeConfig:
     )
 
 
-READER: Final = Phi3ConfigReader("phi3", uniform_windows, qkv_bias=False, fused_projections=FUSED)
+READER: Final = Phi3ConfigReader(
+    "phi3", uniform_windows, qkv_bias=False, fused_projections=("qkv_proj", "gate_up_proj")
+)
 
 PHI3: Final = Architecture(
     name="phi3",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from chairlift.errors import ModelLoadError
@@ -29,7 +29,13 @@ def read_head_dim(fields: ConfigFields) -> int:
     return head_dim
 
 
-def read_windows(fields: ConfigFields, layers: int, pattern: int, default: Any = REQUIRED) -> Sequence[int | None]:
+def read_windows(
+    fields: ConfigFields,
+    layers: int,
+    pattern: int,
+    default: Any = REQUIRED,
+    is_full: Callable[[int, int], bool] | None = None,
+) -> Sequence[int | None]:
     """Read the window of each layer.
 
     `layer_types` has the type of each layer, and `sliding_window_pattern` is a number n (every n-th layer has no
@@ -38,7 +44,12 @@ def read_windows(fields: ConfigFields, layers: int, pattern: int, default: Any =
     Args:
         pattern: n in files that contain neither.
         default: the window in a `config.json` that does not contain it.
+        is_full: (number of a layer, layers) -> whether it has no window in a `config.json` without types; None for the
+            pattern.
     """
+    if is_full is not None and not isinstance(fields, GGUFHeader):
+        kinds = ["full_attention" if is_full(layer, layers) else "sliding_attention" for layer in range(layers)]
+        fields.set_defaults({"layer_types": kinds})
     key, types = "sliding_window_pattern", fields.get("layer_types")
     # Without layers of type "sliding_attention" a file needs no window.
     is_optional = types is not None and default is REQUIRED and fields.get("sliding_window") is None

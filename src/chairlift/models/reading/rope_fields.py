@@ -57,14 +57,15 @@ def rotated_dims(fields: ConfigFields, head_dim: int, share: float) -> int | Non
     return None if dims == head_dim else dims
 
 
-def read_layer_ropes(fields: ConfigFields, local_theta: float, theta: float) -> tuple[RopeConfig, RopeConfig]:
+def read_layer_ropes(fields: ConfigFields, local_theta: float | None, theta: float) -> tuple[RopeConfig, RopeConfig]:
     """Read the rotary embeddings of layers with a sliding window and of the others, of which only the second is scaled.
 
     transformers 5 writes one object for each type of layer; earlier versions write `rope_theta` and `rope_scaling`.
 
     Args:
-        local_theta, theta: the bases in files that do not contain them.
+        local_theta, theta: the bases in files that do not contain them. The first is None for `rope_theta` of the file.
     """
+    local_theta = fields.number("rope_theta", theta) if local_theta is None else local_theta
     if isinstance(fields, GGUFHeader):
         return RopeConfig(theta=fields.number("rope_local_base_freq", local_theta)), read_gguf_rope(fields)
     both = fields.mapping("rope_parameters")
