@@ -12,7 +12,6 @@ from functools import partial
 from typing import Final
 
 from chairlift.models.architectures.llama import ExpertsReader, LlamaConfigReader
-from chairlift.models.architectures.ministral3 import with_query_scale
 from chairlift.models.declaration.attention_spec import AttentionSpec, LatentSpec, RopeConfig
 from chairlift.models.declaration.layer_spec import LayerSpec
 from chairlift.models.declaration.matrix_spec import ATTENTION, MatrixSpec, NormSpec, StoredRows
@@ -22,7 +21,12 @@ from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.expert_fields import read_routed_experts
 from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader, names_in_layers
 from chairlift.models.reading.llama_sizes import LlamaSizes
-from chairlift.models.reading.rope_fields import read_gguf_rope, rope_parameters, yarn_attention_factor
+from chairlift.models.reading.rope_fields import (
+    read_gguf_rope,
+    rope_parameters,
+    with_query_scale,
+    yarn_attention_factor,
+)
 
 LATENT_EPS: Final = 1e-6
 """The epsilon of the norms of latents in transformers, whatever the field of the other norms is."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from chairlift.models.architectures.granite import GraniteConfigReader, read_shared_experts
+from chairlift.models.architectures.granite import NAMES, GraniteConfigReader, read_shared_experts
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.reading.architecture import Architecture, renamed_in_layers
 from chairlift.models.reading.config_fields import ConfigFields
@@ -19,12 +19,11 @@ from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, Llama
 
 WINDOWS: Final = partial(read_windows, pattern=4, default=128, is_full=lambda layer, layers: layer % 4 == 0)
 
-NAMES: Final = ExpertNames(
+SWA_NAMES: Final = replace(
+    NAMES,
     router="block_sparse_moe.router",
     up=("block_sparse_moe.experts.{}.gate_up_proj",),
     down="block_sparse_moe.experts.{}.down_proj",
-    shared_up=("shared_mlp.input_linear",),
-    shared_down="shared_mlp.output_linear",
 )
 FUSED_UP: Final = ("mlp.experts.{}.gate_up_proj",)
 FUSED_SHARED: Final = ("mlp.shared_experts.gate_up_proj",)
@@ -69,7 +68,7 @@ GRANITE_SWA: Final = Architecture(
             "granite_swa", WINDOWS, reads_mlp_bias=True, defaults={"tie_word_embeddings": True}
         ),
         "GraniteMoeSWAForCausalLM": GraniteSwaConfigReader(
-            "granitemoe_swa", WINDOWS, experts=partial(read_shared_experts, names=NAMES)
+            "granitemoe_swa", WINDOWS, experts=partial(read_shared_experts, names=SWA_NAMES)
         ),
     },
     gguf_readers={"granite_swa": GraniteSwaConfigReader("granite_swa", WINDOWS, experts=_read_gguf_experts)},

@@ -1,8 +1,8 @@
-"""Llama, Mistral, Qwen2, Qwen3, AFM (Arcee), Seed-OSS (ByteDance) and ERNIE 4.5 (Baidu): `LlamaSizes` with SiLU.
+"""Llama, Mistral, Ministral 3, Qwen2, Qwen3, AFM (Arcee), Seed-OSS (ByteDance) and ERNIE 4.5 (Baidu): `LlamaSizes`.
 
-Mistral adds a sliding window, Qwen2 and Seed-OSS biases of q, k and v, and Qwen3 a norm of each query and key head. AFM
-has the square of ReLU without a gate. ERNIE 4.5, without experts, has the two dimensions of a rotated pair in adjacent
-rows.
+Mistral adds a sliding window, and Ministral 3 queries that are scaled by their position. Qwen2 and Seed-OSS have biases
+of q, k and v, and Qwen3 a norm of each query and key head. AFM has the square of ReLU without a gate. ERNIE 4.5 without
+experts has the two dimensions of a rotated pair in adjacent rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from chairlift.models.reading.expert_fields import read_experts
 from chairlift.models.reading.gguf_header import POST_NORM_NAMES, GGUFHeader
 from chairlift.models.reading.layer_fields import MAX_LAYERS, read_head_dim, read_layer_windows
 from chairlift.models.reading.llama_sizes import ExpertSizes, LlamaSizes, NormNames, QKNormKind
-from chairlift.models.reading.rope_fields import read_layer_ropes, read_rope
+from chairlift.models.reading.rope_fields import read_layer_ropes, read_rope, with_query_scale
 
 ExpertsReader = Callable[[ConfigFields, LlamaSizes], ExpertSizes | None]
 
@@ -221,6 +221,14 @@ class Ernie45ConfigReader(LlamaConfigReader):
         return bias, bias, bias
 
 
+class Ministral3ConfigReader(LlamaConfigReader):
+    """The reader of Ministral 3. GGUF files of Mistral Small 3.1, whose queries are not scaled, have the same name."""
+
+    def _rope(self, fields: ConfigFields) -> RopeConfig:
+        return with_query_scale(fields, super()._rope(fields))
+
+
+_MINISTRAL3: Final = Ministral3ConfigReader("ministral3", uniform_windows, qkv_bias=False)
 _QWEN2: Final = LlamaConfigReader("qwen2", uniform_windows, qkv_bias=True)
 _QWEN3: Final = LlamaConfigReader("qwen3", uniform_windows, qk_norm="heads")
 _ARCEE: Final = LlamaConfigReader("arcee", reads_mlp_bias=True, activation="relu2", gated=False)
@@ -244,6 +252,12 @@ LLAMA: Final = Architecture(
         "arcee": _ARCEE,
     },
     gguf_interleaved=frozenset(("llama", "arcee")),
+)
+MINISTRAL3: Final = Architecture(
+    name="ministral3",
+    hf_readers={"Ministral3ForCausalLM": _MINISTRAL3},
+    gguf_readers={"mistral3": _MINISTRAL3},
+    gguf_interleaved=frozenset(("mistral3",)),
 )
 SEED_OSS: Final = Architecture(
     name="seed_oss",

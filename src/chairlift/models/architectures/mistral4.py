@@ -14,14 +14,13 @@ from chairlift.models.architectures.deepseek import (
     DEEPSEEK_STACKED_NAMES,
     DeepseekConfigReader,
 )
-from chairlift.models.architectures.ministral3 import with_query_scale
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.reading.architecture import Architecture, renamed_in_layers
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.expert_fields import SOFTMAX_GATING, read_first_dense_layers, read_routing
 from chairlift.models.reading.gguf_header import GGUFHeader
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
-from chairlift.models.reading.rope_fields import read_rope
+from chairlift.models.reading.rope_fields import read_rope, with_query_scale
 
 NAMES: Final = ExpertNames(up=("mlp.experts.{}.gate_up_proj",))
 

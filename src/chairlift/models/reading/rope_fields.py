@@ -47,6 +47,20 @@ def rope_parameters(fields: ConfigFields) -> ConfigFields | None:
     return fields.mapping("rope_parameters") or fields.mapping("rope_scaling")
 
 
+def with_query_scale(fields: ConfigFields, rope: RopeConfig) -> RopeConfig:
+    """Return a rotary embedding with the factor of queries that grows with their position."""
+    is_gguf, key = isinstance(fields, GGUFHeader), "llama_4_scaling_beta"
+    scaling = fields if is_gguf else fields.mapping("rope_parameters")
+    if scaling is None:
+        raise fields.error("rope_parameters", "is missing; the file is incomplete")
+    scaling.ignore("max_position_embeddings")  # transformers ignores it.
+    if scaling.get(key, 0 if is_gguf else REQUIRED) == 0:
+        return rope
+    beta = scaling.number(key)
+    original = scaling.integer("original_max_position_embeddings")
+    return replace(rope, query_scaling_beta=beta, original_max_position_embeddings=original)
+
+
 def rotated_dims(fields: ConfigFields, head_dim: int, share: float) -> int | None:
     """Return `RopeConfig.rotary_dim` for the share of the dimensions of a head that are rotated."""
     dims = int(head_dim * share)
