@@ -11,7 +11,7 @@ from chairlift.models.registry import read_hf_config
 from support.case_loop import loop_over
 from support.tiny_models import TINY_MODELS, make_tiny_config
 
-SHOWN_BY_SHAPES = {"head_dim", "n_shared_experts", "num_key_value_heads", "q_lora_rank"}
+SHOWN_BY_SHAPES = {"head_dim", "num_key_value_heads"}
 OF_THE_CHECKPOINT = {"architectures", "bos_token_id", "dtype", "eos_token_id", "model_type", "pad_token_id"}
 
 DELIBERATE = {("olmo_hybrid", "rope_parameters")}

@@ -155,7 +155,7 @@ class DeepseekConfigReader(LlamaConfigReader):
         factor = 1.0 if scaling is None or not multiplier else _yarn_scale(sizes.rope, scaling.number("mscale_all_dim"))
         return DeepseekSizes(
             replace(sizes, attention_scale=factor * (plain + rotary) ** -0.5),
-            query_rank=None if fields.get("q_lora_rank") is None else fields.integer("q_lora_rank"),
+            query_rank=fields.optional_integer("q_lora_rank"),
             key_rank=fields.integer("kv_lora_rank"),
             plain_dim=plain,
             rotary_dim=rotary,
@@ -227,16 +227,28 @@ DEEPSEEK: Final = Architecture(
         "DeepseekV2ForCausalLM": DeepseekConfigReader(
             "deepseek_v2",
             experts=partial(read_routed_experts, has_sigmoid=False),
-            defaults={"topk_method": "greedy"},
+            defaults={"n_shared_experts": 2, "q_lora_rank": 1536, "topk_method": "greedy"},
         ),
         "DeepseekV3ForCausalLM": DeepseekConfigReader(
             "deepseek_v3",
-            defaults={"first_k_dense_replace": 3, "n_shared_experts": 1, "routed_scaling_factor": 2.5},
+            defaults={
+                "first_k_dense_replace": 3,
+                "n_shared_experts": 1,
+                "q_lora_rank": 1536,
+                "routed_scaling_factor": 2.5,
+            },
         ),
-        "YoutuForCausalLM": DeepseekConfigReader("youtu", experts=None, defaults={"tie_word_embeddings": True}),
+        "YoutuForCausalLM": DeepseekConfigReader(
+            "youtu", experts=None, defaults={"q_lora_rank": 1536, "tie_word_embeddings": True}
+        ),
         "Glm4MoeLiteForCausalLM": DeepseekConfigReader(
             "glm4_moe_lite",
-            defaults={"first_k_dense_replace": 1, "n_shared_experts": 1, "routed_scaling_factor": 1.8},
+            defaults={
+                "first_k_dense_replace": 1,
+                "n_shared_experts": 1,
+                "q_lora_rank": 768,
+                "routed_scaling_factor": 1.8,
+            },
         ),
     },
     gguf_readers={"deepseek2": DeepseekConfigReader("deepseek2", gguf_defaults={"norm_topk_prob": False})},

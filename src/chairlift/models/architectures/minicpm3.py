@@ -55,7 +55,7 @@ _READER: Final = MiniCPM3ConfigReader(
     "minicpm3",
     experts=None,
     field_names={"head_dim": "qk_rope_head_dim"},
-    defaults={**DEFAULTS, "tie_word_embeddings": True},
+    defaults={**DEFAULTS, "q_lora_rank": 768, "tie_word_embeddings": True},
     gguf_defaults=DEFAULTS,
 )
 

@@ -54,7 +54,7 @@ def _read_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
 _READER: Final = Mistral4ConfigReader(
     "mistral4",
     experts=_read_experts,
-    defaults={"norm_topk_prob": True, "n_shared_experts": 1},
+    defaults={"norm_topk_prob": True, "n_shared_experts": 1, "q_lora_rank": 1024},
     gguf_defaults={"llama_4_scaling_beta": 0.1},  # llama.cpp's converter does not write it.
 )
 

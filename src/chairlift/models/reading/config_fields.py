@@ -67,8 +67,11 @@ class ConfigFields:
         return self._values.get(self._prefix + self.name_of(key), 0) is None
 
     def window(self, default: Any = None) -> int | None:
-        """Read `sliding_window`; None without one. The value null overrules the default, unless it is REQUIRED."""
-        key = "sliding_window"
+        """Read `sliding_window`; None without one."""
+        return self.optional_integer("sliding_window", default)
+
+    def optional_integer(self, key: str, default: Any = None) -> int | None:
+        """Read an integer; None without one. The value null overrules the default, unless it is REQUIRED."""
         has_none = default is not REQUIRED and self.is_null(key)
         return None if has_none or self.get(key, default) is None else self.integer(key, default)
 
