@@ -125,8 +125,9 @@ Raises:
       .def("forward", &forward,
            nb::arg("qkv_ptr"), nb::arg("step"), nb::arg("q_norm_ptr"), nb::arg("k_norm_ptr"), nb::arg("norm_eps"),
            nb::arg("norms_values"), nb::arg("norms_rotated"), nb::arg("kv_projections"), nb::arg("positions_ptr"),
-           nb::arg("cos_sin_cache_ptr"), nb::arg("rotary_dim"), nb::arg("query_scales_ptr"), nb::arg("key_ptr"), nb::arg("value_ptr"), nb::arg("key_scale_ptr"),
-           nb::arg("value_scale_ptr"), nb::arg("window"), nb::arg("sinks_ptr"), nb::arg("out_ptr"),
+           nb::arg("cos_sin_cache_ptr"), nb::arg("rotary_dim"), nb::arg("query_scales_ptr"), nb::arg("key_ptr"),
+           nb::arg("value_ptr"), nb::arg("key_scale_ptr"), nb::arg("value_scale_ptr"), nb::arg("window"),
+           nb::arg("sinks_ptr"), nb::arg("out_ptr"),
            nb::call_guard<nb::gil_scoped_release>(), R"(Compute one layer for all tokens of a step.
 
 Addresses may be 0 only where stated.

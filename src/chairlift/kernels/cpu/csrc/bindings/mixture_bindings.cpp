@@ -65,8 +65,9 @@ Raises:
            nb::arg("sum_eps") = 0.0f, nb::arg("sum_min") = 0.0f, nb::arg("scale") = 1.0f,
            nb::arg("selection_bias").none() = nb::none(),
            nb::arg("num_groups") = 1, nb::arg("groups_per_token") = 1)
-      .def("__call__", &call, nb::arg("routed_ptr"), nb::arg("routed_stride"), nb::arg("x_ptr"), nb::arg("x_stride"), nb::arg("num_rows"), nb::arg("out_ptr"),
-           nb::arg("out_stride"), nb::call_guard<nb::gil_scoped_release>(), R"(Compute the mixture for all rows.
+      .def("__call__", &call, nb::arg("routed_ptr"), nb::arg("routed_stride"), nb::arg("x_ptr"), nb::arg("x_stride"),
+           nb::arg("num_rows"), nb::arg("out_ptr"), nb::arg("out_stride"), nb::call_guard<nb::gil_scoped_release>(),
+           R"(Compute the mixture for all rows.
 
 Args:
     routed_ptr: float32 [num_rows, in_features of the router].

@@ -41,8 +41,8 @@ void ResidualSum::operator()(const Rows& x) const {
 
 void multiply_by_gates(const GatedRows& rows) {
   if (rows.num_gates < 1 || rows.size % rows.num_gates)
-    throw std::invalid_argument("the number of gates, " + std::to_string(rows.num_gates) + ", must divide size=" +
-                                std::to_string(rows.size));
+    throw std::invalid_argument("num_gates=" + std::to_string(rows.num_gates) +
+                                " must be at least 1 and divide size=" + std::to_string(rows.size));
   const int64_t shared = rows.size / rows.num_gates;
   each_row(rows.rows, [&](int64_t row) {
     isa().linear.multiply_by_gates(rows.activation, rows.gate + row * rows.gate_stride, rows.num_gates, shared,

@@ -52,8 +52,8 @@ class MatrixRecurrence {
     }
     int64_t decays() const { return heads * (rule() == StateRule::channel_delta ? key_size : 1); }
   };
-  // rate and bias [decays]; skip [heads]; norm_weight [heads * value_size], or [norm_group] for all groups; row_scales [width], the
-  // factors of a row. The last three may be empty.
+  // rate and bias [decays]; skip [heads]; norm_weight [heads * value_size], or [norm_group] for all groups; row_scales
+  // [width], the factors of a row. The last three may be empty.
   struct Parameters {
     std::vector<float> rate, bias, skip, norm_weight, row_scales;
     float factor_scale, low, high, norm_eps;
