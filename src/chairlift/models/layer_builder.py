@@ -23,14 +23,7 @@ from chairlift.kernels.interface import (
     RowKernel,
 )
 from chairlift.kernels.lora import LoraAdapters
-from chairlift.kernels.recurrence import (
-    Convolution,
-    GatedDelta,
-    Mamba2,
-    Recurrence,
-    RecurrentKernel,
-    ShortConvolution,
-)
+from chairlift.kernels.recurrence import Convolution, GatedDelta, Mamba2, Recurrence, RecurrentKernel, ShortConvolution
 from chairlift.kernels.recurrence_sizes import GatedDeltaSizes, Mamba2Sizes, sizes_of
 from chairlift.kernels.weights import Weights
 from chairlift.models.declaration.attention_spec import AttentionSpec

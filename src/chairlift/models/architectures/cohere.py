@@ -15,12 +15,7 @@ from typing import Any, Final
 from chairlift.models.architectures.llama import LlamaConfigReader
 from chairlift.models.reading.architecture import PAIRED_QUERIES_AND_KEYS, Architecture, stacked_experts
 from chairlift.models.reading.config_fields import ConfigFields
-from chairlift.models.reading.expert_fields import (
-    SIGMOID_GATING,
-    SOFTMAX_GATING,
-    read_experts,
-    read_first_dense_layers,
-)
+from chairlift.models.reading.expert_fields import SIGMOID_GATING, SOFTMAX_GATING, read_experts, read_first_dense_layers
 from chairlift.models.reading.gguf_header import GGUFHeader
 from chairlift.models.reading.layer_fields import read_windows
 from chairlift.models.reading.llama_sizes import ExpertSizes, LlamaSizes, NormNames
@@ -138,11 +133,7 @@ _MOE_READER: Final = Cohere2MoeConfigReader(
 
 COHERE: Final = Architecture(
     name="cohere",
-    hf_readers={
-        "CohereForCausalLM": _READER,
-        "Cohere2ForCausalLM": _READER2,
-        "Cohere2MoeForCausalLM": _MOE_READER,
-    },
+    hf_readers={"CohereForCausalLM": _READER, "Cohere2ForCausalLM": _READER2, "Cohere2MoeForCausalLM": _MOE_READER},
     gguf_readers={"command-r": _READER, "cohere2": _READER2, "cohere2moe": _MOE_READER},
     gguf_interleaved=frozenset(("command-r", "cohere2", "cohere2moe")),
     stacked_names={**PAIRED_QUERIES_AND_KEYS, **stacked_experts()},

@@ -13,7 +13,6 @@ from typing import Final
 
 from chairlift.models.architectures.llama import ExpertsReader, LlamaConfigReader
 from chairlift.models.declaration.attention_spec import AttentionSpec, LatentSpec, RopeConfig
-from chairlift.models.declaration.layer_spec import LayerSpec
 from chairlift.models.declaration.matrix_spec import ATTENTION, MatrixSpec, NormSpec, StoredRows
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.reading.architecture import Architecture, renamed_in_layers, stacked_experts
@@ -55,11 +54,12 @@ class DeepseekSizes:
     has_split_heads: bool = False
 
     def declare(self) -> ModelConfig:
-        layers = tuple(self._layer(index) for index in range(self.sizes.num_layers))
-        return replace(self.sizes.declare(), layers=layers)
-
-    def _layer(self, index: int) -> LayerSpec:
-        return replace(self.sizes.declare_layer(index), attention=self._attention(f"model.layers.{index}.self_attn"))
+        config = self.sizes.declare()
+        layers = (
+            replace(layer, attention=self._attention(f"model.layers.{index}.self_attn"))
+            for index, layer in enumerate(config.layers)
+        )
+        return replace(config, layers=tuple(layers))
 
     def _attention(self, prefix: str) -> AttentionSpec:
         sizes, matrix = self.sizes, partial(MatrixSpec, ATTENTION)

@@ -17,16 +17,9 @@ from chairlift.models.reading.architecture import Architecture, renamed_in_layer
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.gguf_header import GGUF_NAMES, GGUFHeader
 from chairlift.models.reading.llama_sizes import LlamaSizes, NormNames
-from chairlift.models.reading.mamba_sizes import (
-    MambaSizes,
-    mamba_gguf_names,
-    read_gguf_mamba_sizes,
-    read_mamba_sizes,
-)
+from chairlift.models.reading.mamba_sizes import MambaSizes, mamba_gguf_names, read_gguf_mamba_sizes, read_mamba_sizes
 
-NORMS: Final = NormNames(before_mlp="pre_ff_layernorm")
-
-_READER: Final = LlamaConfigReader("falcon_h1", reads_mlp_bias=True)
+_READER: Final = LlamaConfigReader("falcon_h1", reads_mlp_bias=True, norms=NormNames(before_mlp="pre_ff_layernorm"))
 
 
 def read_falcon_h1(fields: ConfigFields) -> ModelConfig:
@@ -36,7 +29,6 @@ def read_falcon_h1(fields: ConfigFields) -> ModelConfig:
     scale = sizes.head_dim**-0.5 * fields.number("key_multiplier", 1.0)
     sizes = replace(
         sizes,
-        norms=NORMS,
         attention_scale=scale,
         embedding_multiplier=fields.number("embedding_multiplier", 1.0),
         logits_multiplier=fields.number("lm_head_multiplier", 1.0),

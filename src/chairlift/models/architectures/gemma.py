@@ -27,12 +27,6 @@ NORMS: Final = NormNames(
     before_mlp="pre_feedforward_layernorm",
     after_mlp="post_feedforward_layernorm",
 )
-LOCAL_THETA: Final = 10_000.0
-"""Base of the rotary embedding of Gemma 3's layers with a window, in files that do not contain it."""
-
-GLOBAL_THETA: Final = 1_000_000.0
-"""Base of the rotary embedding of Gemma 3's other layers, in files that do not contain it."""
-
 DEFAULTS: Final[dict[str, Any]] = {
     "head_dim": 256,
     "hidden_size": 2304,
@@ -68,8 +62,8 @@ class GemmaConfigReader(LlamaConfigReader):
         if self.name == "gemma2":
             return replace(sizes, attention_soft_cap=read_soft_cap(fields, "attn_logit_softcapping", 50.0))
         fields.allow_only("attn_logit_softcapping", None, "the reference implementation of Gemma 3 ignores it")
-        local_theta = fields.number("rope_local_base_freq", LOCAL_THETA)
-        return sizes.with_layer_ropes(*read_layer_ropes(fields, local_theta, GLOBAL_THETA))
+        local_theta = fields.number("rope_local_base_freq", 10_000.0)
+        return sizes.with_layer_ropes(*read_layer_ropes(fields, local_theta, 1_000_000.0))
 
     def _read_scale(self, fields: ConfigFields, sizes: LlamaSizes) -> float | None:
         if not isinstance(fields, GGUFHeader):

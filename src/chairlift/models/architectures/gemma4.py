@@ -28,9 +28,6 @@ from chairlift.models.reading.layer_fields import read_windows
 from chairlift.models.reading.llama_sizes import ExpertNames, ExpertSizes, LlamaSizes
 from chairlift.models.reading.rope_fields import WHOLE_HEAD, read_layer_ropes, read_type_ropes
 
-PATTERN: Final = 6
-"""In files without layer_types: every n-th layer has full attention."""
-
 DEFAULT_ROPES: Final[dict[str, dict[str, Any]]] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
@@ -237,7 +234,7 @@ def _read_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes | None
 
 
 def _read_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
-    windows = read_windows(fields, layers, PATTERN)
+    windows = read_windows(fields, layers, pattern=6)
     if isinstance(fields, GGUFHeader):
         return windows
     if (types := fields.get("layer_types")) is None:
@@ -410,10 +407,7 @@ _UNIFIED: Final = UnifiedConfigReader(
 
 GEMMA4: Final = Architecture(
     name="gemma4",
-    hf_readers={
-        "Gemma4ForCausalLM": _READER,
-        "Gemma4UnifiedForCausalLM": _UNIFIED,
-    },
+    hf_readers={"Gemma4ForCausalLM": _READER, "Gemma4UnifiedForCausalLM": _UNIFIED},
     gguf_readers={"gemma4": read_gemma4_gguf},
     gguf_names={
         **POST_NORM_NAMES,

@@ -20,10 +20,6 @@ from chairlift.models.reading.layer_fields import read_head_dim
 from chairlift.models.reading.llama_sizes import LlamaSizes, NormNames
 from chairlift.models.reading.rope_fields import read_rope
 
-NORMS: Final = NormNames(
-    after_attention="post_self_attn_layernorm",
-    after_mlp="post_mlp_layernorm",
-)
 ROTATED_SHARE: Final = 0.5
 
 
@@ -56,7 +52,7 @@ class Glm4MoeConfigReader(LlamaConfigReader):
 _READER: Final = Glm4ConfigReader(
     "glm4",
     output_bias_key=None,
-    norms=NORMS,
+    norms=NormNames(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
     fused_projections=("gate_up_proj",),
     defaults={"head_dim": 128, "attention_bias": True},
 )

@@ -26,9 +26,6 @@ from chairlift.models.reading.rope_fields import read_type_ropes
 LAYER_TYPES: Final = {"conv": True, "full_attention": False}
 """Type of a layer -> whether it has a convolution in place of attention."""
 
-SUM_EPS: Final = 1e-6
-"""See ExpertRouting."""
-
 NAMES: Final = ExpertNames(
     router="feed_forward.gate",
     up=("feed_forward.experts.{}.w1", "feed_forward.experts.{}.w3"),
@@ -92,7 +89,7 @@ def _read_experts(fields: ConfigFields, sizes: LlamaSizes) -> ExpertSizes:
     names = NAMES if fields.flag("use_expert_bias", True) else replace(NAMES, selection_bias=None)
     experts = read_experts(fields, read_softmax(fields), names=names, gating=SIGMOID_GATING)
     scale = fields.number("routed_scaling_factor", 1.0)
-    routing = replace(experts.routing, has_sigmoid=True, sum_eps=SUM_EPS, scale=scale)
+    routing = replace(experts.routing, has_sigmoid=True, sum_eps=1e-6, scale=scale)
     num_dense = fields.integer("num_dense_layers", 2, low=0, high=sizes.num_layers)
     return replace(experts, routing=routing, dense_layers=frozenset(range(num_dense)))
 

@@ -7,23 +7,14 @@ import math
 from dataclasses import replace
 from typing import Any, Final
 
-from chairlift.models.architectures.deepseek import (
-    DEEPSEEK_GGUF_NAMES,
-    DEEPSEEK_STACKED_NAMES,
-    DeepseekConfigReader,
-)
+from chairlift.models.architectures.deepseek import DEEPSEEK_GGUF_NAMES, DEEPSEEK_STACKED_NAMES, DeepseekConfigReader
 from chairlift.models.architectures.phi3 import read_longrope
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.llama_sizes import LlamaSizes
 
-DEFAULTS: Final[dict[str, Any]] = {
-    "scale_emb": 12,
-    "scale_depth": 1.4,
-    "dim_model_base": 256,
-    "rope_interleave": False,
-}
+DEFAULTS: Final[dict[str, Any]] = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "rope_interleave": False}
 """GGUF files do not contain the factors, and llama.cpp has these constants (minicpm3.cpp)."""
 
 

@@ -9,11 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from chairlift.models.architectures.deepseek import (
-    DEEPSEEK_GGUF_NAMES,
-    DEEPSEEK_STACKED_NAMES,
-    DeepseekConfigReader,
-)
+from chairlift.models.architectures.deepseek import DEEPSEEK_GGUF_NAMES, DEEPSEEK_STACKED_NAMES, DeepseekConfigReader
 from chairlift.models.declaration.attention_spec import RopeConfig
 from chairlift.models.reading.architecture import Architecture, renamed_in_layers
 from chairlift.models.reading.config_fields import ConfigFields

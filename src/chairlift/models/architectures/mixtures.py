@@ -14,12 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from chairlift.models.architectures.llama import (
-    LlamaConfigReader,
-    no_windows,
-    qwen_windows,
-    uniform_windows,
-)
+from chairlift.models.architectures.llama import LlamaConfigReader, no_windows, qwen_windows, uniform_windows
 from chairlift.models.reading.architecture import (
     PAIRED_QUERIES_AND_KEYS,
     Architecture,

@@ -27,12 +27,6 @@ from chairlift.models.reading.gguf_header import POST_NORM_NAMES, GGUFHeader, na
 from chairlift.models.reading.layer_fields import DELTA_LAYERS, check_recurrent_layers
 from chairlift.models.reading.llama_sizes import AttentionGate, LlamaSizes
 
-ROTATED_SHARE: Final = 0.25
-"""The share of the dimensions of a head that are rotated, in files that do not contain it."""
-
-ATTENTION_INTERVAL: Final = 4
-"""In files that do not contain it: every n-th layer has attention."""
-
 SEPARATE: Final = ("qkv", "z", "b", "a")
 GROUPED: Final = ("qkvz", "ba")
 GROUPED_GATES: Final = ("qkv", "z", "ba")
@@ -152,7 +146,7 @@ def _read_layers(fields: ConfigFields, layers: int, further: int = 0) -> list[bo
     key, known = "layer_types", DELTA_LAYERS
     if isinstance(fields, GGUFHeader):
         key, known = "attention.recurrent_layers", {True: True, False: False}
-    interval = fields.integer("full_attention_interval", ATTENTION_INTERVAL)
+    interval = fields.integer("full_attention_interval", 4)
     if (listed := fields.get(key)) is not None:
         return check_recurrent_layers(fields, key, listed, layers + further, known)[:layers]
     recurrent = [bool((index + 1) % interval) for index in range(layers)]
@@ -211,17 +205,13 @@ _GGUF_NAMES: Final[Mapping[str, str | StoredName]] = {
     "model.layers.{}.shared_head.norm": "blk.{}.nextn.shared_head_norm",
 }
 
-DENSE: Final = Qwen35ConfigReader("qwen3_5", has_recurrence=True, rotated_share=ROTATED_SHARE)
+DENSE: Final = Qwen35ConfigReader("qwen3_5", has_recurrence=True, rotated_share=0.25)
 MOE: Final = replace(DENSE, name="qwen3_5_moe", inner_key="moe_intermediate_size")
 NEXT: Final = replace(DENSE, name="qwen3_next", defaults={"norm_topk_prob": True})
 
 QWEN35: Final = Architecture(
     name="qwen3.5",
-    hf_readers={
-        "Qwen3_5ForCausalLM": DENSE,
-        "Qwen3_5MoeForCausalLM": MOE,
-        "Qwen3NextForCausalLM": NEXT,
-    },
+    hf_readers={"Qwen3_5ForCausalLM": DENSE, "Qwen3_5MoeForCausalLM": MOE, "Qwen3NextForCausalLM": NEXT},
     gguf_readers={"qwen35": DENSE, "qwen35moe": MOE, "qwen3next": NEXT},
     gguf_names=_GGUF_NAMES,
     stacked_names={**_stacked("model.layers.{}"), **_stacked("mtp.layers.{}")},

@@ -12,9 +12,6 @@ from chairlift.models.reading.architecture import Architecture
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.layer_fields import read_layer_windows
 
-INTERVAL: Final = 4
-"""In files that do not contain it: every n-th layer has no rotary embedding."""
-
 
 def read_smollm3(fields: ConfigFields) -> ModelConfig:
     """Read a SmolLM3 model. GGUF files do not contain the layers without rotary embedding."""
@@ -29,7 +26,7 @@ def read_smollm3(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_layers_with_rope(fields: ConfigFields, layers: int) -> list[bool]:
-    interval = fields.integer("no_rope_layer_interval", INTERVAL)
+    interval = fields.integer("no_rope_layer_interval", 4)
     flags = fields.get("no_rope_layers")
     if flags is None:
         return [(layer + 1) % interval != 0 for layer in range(layers)]

@@ -212,9 +212,8 @@ class LlamaSizes:
         if experts is None or mixture is None or not experts.shared_size:
             return layer
         names = experts.names
+        bias, down = self.mlp_bias, f"{prefix}.{names.shared_down}"
         up = tuple((f"{prefix}.{name}", 2 * experts.shared_size // len(names.shared_up)) for name in names.shared_up)
-        down = f"{prefix}.{names.shared_down}"
-        bias = self.mlp_bias
         shared = declare_network(up, down, hidden, self.activation, gated=True, has_bias=bias, prefix="shared_")
         gate = names.shared_gate
         matrix = None if gate is None else MatrixSpec(ROUTER, "shared_gate", ((f"{prefix}.{gate}", 1),), hidden)
@@ -279,13 +278,9 @@ class LlamaSizes:
     def _mixture(self, layer: str, experts: ExpertSizes) -> FeedForwardSpec:
         inner, names, bias = experts.intermediate_size, experts.names, experts.has_bias
         router = ((f"{layer}.{names.router}", experts.num_experts),)
-        gate_up, down = (
-            tuple((f"{layer}.{name}", 2 * inner // len(names.up)) for name in names.up),
-            f"{layer}.{names.down}",
-        )
-        expert = declare_network(
-            gate_up, down, self.hidden_size, self.activation, gated=True, has_bias=bias, group=EXPERTS
-        )
+        up = tuple((f"{layer}.{name}", 2 * inner // len(names.up)) for name in names.up)
+        down, hidden = f"{layer}.{names.down}", self.hidden_size
+        expert = declare_network(up, down, hidden, self.activation, gated=True, has_bias=bias, group=EXPERTS)
         selection_bias = None if names.selection_bias is None else f"{layer}.{names.selection_bias}"
         matrix = MatrixSpec(ROUTER, ROUTER, router, self.hidden_size, bias)
         return replace(expert, router=RouterSpec(matrix, experts.routing, selection_bias=selection_bias))
