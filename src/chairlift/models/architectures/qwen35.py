@@ -178,7 +178,7 @@ def _query_and_gate(layer: str, tensor: str) -> dict[str, StoredName]:
     return {f"{layer}.self_attn.q_proj": place, f"{layer}.self_attn.q_gate": place._replace(first_row=1)}
 
 
-def _stacked(layer: str) -> dict[str, StoredName]:
+def _stacked(layer: str) -> dict[str, str | StoredName]:
     """The places of projections in safetensors files."""
     return {**_query_and_gate(layer, f"{layer}.self_attn.q_proj"), **stacked_experts(layer=layer)}
 
