@@ -120,6 +120,79 @@ RANDOM_MODELS: Final[dict[str, dict[str, Any]]] = {
         "eos_token_id": 2,
         "initializer_range": 0.02,
     },
+    # The text layers of Muse Glimmer 30B, https://huggingface.co/meta-models/Muse-Glimmer-30B, with 4 of 52, a smaller
+    # vocabulary, and a tower of images of one layer.
+    "random-muse-glimmer": {
+        "architectures": ["MuseGlimmerForConditionalGeneration"],
+        "model_type": "muse_glimmer",
+        "text_config": {
+            "hidden_size": 6656,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+            "layer_rope_theta": [500000.0] * 3 + [0],
+            "num_attention_heads": 32,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "intermediate_size": 19968,
+            "sliding_window": 2048,
+            "vocab_size": 49152,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 0,
+            "dtype": "bfloat16",
+        },
+        "vision_config": {
+            "hidden_size": 64,
+            "intermediate_size": 64,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+        },
+        "out_hidden_size": 256,
+        "dtype": "bfloat16",
+    },
+    # The layers of Laguna XS 2.1, https://huggingface.co/poolside/Laguna-XS-2.1, with 4 of 40 and a smaller vocabulary.
+    "random-laguna": {
+        "architectures": ["LagunaForCausalLM"],
+        "model_type": "laguna",
+        "hidden_size": 2048,
+        "num_hidden_layers": 4,
+        "layer_types": ["full_attention"] + ["sliding_attention"] * 3,
+        "mlp_layer_types": ["dense"] + ["sparse"] * 3,
+        "gating": "per-head",
+        "gating_types": ["per_head"] * 4,
+        "num_attention_heads": 48,
+        "num_attention_heads_per_layer": [48, 64, 64, 64],
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "sliding_window": 512,
+        "intermediate_size": 8192,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_routed_scaling_factor": 2.5,
+        "norm_topk_prob": True,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 500000.0,
+                "factor": 32.0,
+                "original_max_position_embeddings": 8192,
+                "attention_factor": 1.3465735902799727,
+                "beta_fast": 64.0,
+                "beta_slow": 1.0,
+                "partial_rotary_factor": 0.5,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+        },
+        "vocab_size": 49152,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 262144,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "dtype": "bfloat16",
+    },
 }
 """The config.json of each model, in bfloat16, by its name in `--model`."""
 
@@ -135,12 +208,12 @@ def random_model(name: str, folder: Path) -> Path:
     """
     target = folder / name
     if not (target / DONE).exists():
-        from transformers import AutoConfig, AutoModelForCausalLM, set_seed
+        import transformers
 
         fields = dict(RANDOM_MODELS[name])
-        config = AutoConfig.for_model(fields.pop("model_type"), **fields)
-        set_seed(0)
-        AutoModelForCausalLM.from_config(config).save_pretrained(target)
+        config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
+        transformers.set_seed(0)
+        getattr(transformers, fields["architectures"][0])._from_config(config).save_pretrained(target)
         _write_tokenizer(target)
     return target
 

@@ -642,7 +642,7 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "exaone_moe": (
         "ExaoneMoe",
-        {**TINY_ROUTED, "num_hidden_layers": 5, "n_group": 4, "topk_group": 2, "sliding_window": 20},
+        {**TINY_ROUTED, "num_hidden_layers": 5, "n_group": 4, "topk_group": 2, "sliding_window": 24},
     ),
     "glm4_moe_lite": ("Glm4MoeLite", {**TINY_LATENT, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}),
     "mistral4": (
