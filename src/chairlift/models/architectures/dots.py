@@ -10,7 +10,6 @@ from chairlift.models.architectures.llama import LlamaConfigReader, no_windows
 from chairlift.models.reading.architecture import Architecture, stacked_experts
 from chairlift.models.reading.config_fields import ConfigFields
 from chairlift.models.reading.expert_fields import read_routed_experts
-from chairlift.models.reading.gguf_header import GGUF_NAMES
 from chairlift.models.reading.layer_fields import read_layer_windows
 from chairlift.models.reading.llama_sizes import ExpertSizes, LlamaSizes
 
@@ -44,6 +43,5 @@ DOTS1: Final = Architecture(
     name="dots1",
     hf_readers={"Dots1ForCausalLM": _READER},
     gguf_readers={"dots1": replace(_READER, windows=no_windows)},
-    gguf_names=GGUF_NAMES,
     stacked_names=stacked_experts(),
 )
