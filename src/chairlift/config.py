@@ -10,15 +10,13 @@ from typing import Any, ClassVar
 
 from chairlift.errors import ConfigError
 from chairlift.options import check_options, object_parser, option, parse_paths, parse_weights, unknown_option
+from chairlift.policy_class import KV_BASE, QUEUE_BASE, is_fair, is_paged
 from chairlift.speculative_config import SpeculativeConfig
 from chairlift.step_time import RowTime, StepTime
 from chairlift.system.memory_amounts import parse_memory
 from chairlift.system.output_files import check_writable
 
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair", "srpt", "mlfq", "dlpm", "edf")
-FAIR_POLICIES = ("fair", "dlpm")
-PRIORITY_POLICIES = ("priority", "fair")
-"""The scheduling policies that share the engine between tenants, and those on which priorities have an influence."""
 LENGTH_PREDICTORS = ("none", "max_tokens", "history", "oracle")
 DEFAULT_LENGTH_PREDICTOR = {"srpt": "history"}
 """The length predictor of a scheduling policy that needs one."""
@@ -109,7 +107,7 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         check_options(self, EngineConfig)
-        if self.tenant_weights and self.scheduling_policy not in FAIR_POLICIES:
+        if self.tenant_weights and not is_fair(self.scheduling_policy):
             raise ConfigError(
                 f"tenant_weights need scheduling_policy=fair or dlpm, got scheduling_policy={self.scheduling_policy}: "
                 f"set --scheduling-policy fair or dlpm, or remove them"
@@ -207,8 +205,9 @@ class EngineConfig:
         "Order of the queue. priority: the smallest number first. fair: the tenant (API key) with the least service "
         "first. srpt: the request with the least work left, by --length-predictor. mlfq: the request that received the "
         "least service, in levels. dlpm: fair, with a preference for cached prompts. edf: the request whose "
-        "SLO expires first, if it can still be met.",
+        "SLO expires first, if it can still be met. module:Class: a class of your own.",
         choices=SCHEDULING_POLICIES,
+        base_class=QUEUE_BASE,
     )
     tenant_weights: Mapping[str, float] | None = option(
         None,
@@ -256,8 +255,11 @@ class EngineConfig:
     kv: str = option(
         "paged",
         "KV memory policy. paged allocates blocks on demand. The others reserve slots at admission: exact for prompt "
-        "and max_tokens, max for --max-model-len, pow2 and oracle for the true output length, which must be forced.",
+        "and max_tokens, max for --max-model-len, pow2 and oracle for the true output length, which must be forced; "
+        "module:Class as a class of your own does.",
         choices=KV_POLICIES,
+        base_class=KV_BASE,
+        short_name="--kv-policy",
     )
     kv_arena: str = option("buddy", "Allocator of reservations.", choices=KV_ARENAS)
     enable_prefix_caching: bool | None = option(
@@ -360,7 +362,7 @@ class EngineConfig:
         self._check_kernels()
         if self.speculative_config is not None and not isinstance(self.speculative_config, SpeculativeConfig):
             object.__setattr__(self, "speculative_config", SpeculativeConfig.from_mapping(self.speculative_config))
-        if self.speculative_config is not None and self.kv == "paged" and self.block_size == 1:
+        if self.speculative_config is not None and is_paged(self.kv) and self.block_size == 1:
             raise ConfigError(
                 "speculative_config needs a block_size of at least 2 with kv=paged, because draft tokens are written "
                 "to the rest of a block; got 1"
@@ -368,9 +370,9 @@ class EngineConfig:
         for name in ("static_batch_size", "static_run_to"):
             if self.batching != "static" and getattr(self, name) is not None:
                 raise ConfigError(f"{name}={getattr(self, name)} needs batching=static: remove {name}")
-        if self.kv != "paged" and self.enable_prefix_caching:
+        if not is_paged(self.kv) and self.enable_prefix_caching:
             raise ConfigError(f"enable_prefix_caching needs kv=paged, got kv={self.kv}: remove enable_prefix_caching")
-        if self.kv == "paged" and self.kv_arena != "buddy":
+        if is_paged(self.kv) and self.kv_arena != "buddy":
             raise ConfigError(f"kv_arena={self.kv_arena} needs a reservation policy, got kv=paged: remove kv_arena")
         if self.enable_kv_cache_events and not self.has_prefix_cache:
             raise ConfigError("enable_kv_cache_events needs the prefix cache: set kv=paged and enable_prefix_caching")
@@ -385,7 +387,7 @@ class EngineConfig:
             raise ConfigError(
                 "kv_cache_memory_bytes and num_kv_blocks both set the size of the pool: remove one of them"
             )
-        if self.pacing_tokens_per_second is not None and self.kv != "paged":
+        if self.pacing_tokens_per_second is not None and not is_paged(self.kv):
             raise ConfigError(
                 f"pacing_tokens_per_second={self.pacing_tokens_per_second:g} cannot be combined with kv={self.kv}, "
                 "which reserves memory until a request ends: set kv=paged, or remove one of them"
@@ -421,7 +423,7 @@ class EngineConfig:
                 raise ConfigError(f"swap_space={self.swap_space:g} needs preemption_mode=swap: remove swap_space")
             return
         conflicts = {
-            f"kv={self.kv}": self.kv != "paged",
+            f"kv={self.kv}": not is_paged(self.kv),
             f"batching={self.batching}": self.batching != "continuous",
             "prefix_cache_dir": self.prefix_cache_dir is not None,
             "a draft model": self.speculative is not None and self.speculative.model is not None,
@@ -501,7 +503,7 @@ class EngineConfig:
 
     @property
     def has_prefix_cache(self) -> bool:
-        return self.kv == "paged" and self.enable_prefix_caching is not False
+        return is_paged(self.kv) and self.enable_prefix_caching is not False
 
     @property
     def largest_token_budget(self) -> int:

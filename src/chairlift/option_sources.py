@@ -103,7 +103,7 @@ def _parameter(name: str, about: Option, kind: Any, default: Any, group: str | N
         name=None if about.short_name is None else (f"--{name.replace('_', '-')}", about.short_name),
         help=about.help,
         group="Arguments" if about.is_positional else option_group(group or "Options"),
-        choices=None if about.parse is not None else about.choices or None,
+        choices=None if about.parse or about.base_class else about.choices or None,
         consume_multiple=about.takes_several or None,
         negative=() if default is False or kind not in FLAG_TYPES else None,
         show_default=is_constant,

@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from chairlift.errors import ConfigError
+from chairlift.policy_class import is_class_name, load_class
 
 _KEY: Final = "option"
 
@@ -75,6 +76,7 @@ class Option:
         is_positional: the values, which are a list, are arguments of the command line without a name.
         name: the name of the option, if it differs from the name of the field.
         short_name: a second name on the command line, such as "-m".
+        base_class: the full name of a class; module:Class, which is derived from it, is a value beside the choices.
     """
 
     help: str
@@ -87,6 +89,7 @@ class Option:
     is_positional: bool = False
     name: str | None = None
     short_name: str | None = None
+    base_class: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +172,11 @@ def check_options(record: Any, declared_by: type[Any] | None = None) -> None:
         if value is None:
             continue
         for each in value if isinstance(value, tuple) else (value,):
-            if declared.choices and each not in declared.choices:
-                raise ConfigError(f"{name} must be one of {', '.join(declared.choices)}, got {each!r}")
+            if declared.base_class is not None and is_class_name(str(each)):
+                load_class(each, name, declared.base_class)
+            elif declared.choices and each not in declared.choices:
+                own = "" if declared.base_class is None else ", or module:Class"
+                raise ConfigError(f"{name} must be one of {', '.join(declared.choices)}{own}, got {each!r}")
             if declared.minimum is not None:
                 _check_range(name, each, declared.minimum, declared.maximum)
 

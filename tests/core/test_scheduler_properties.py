@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from chairlift.config import FAIR_POLICIES, KV_ARENAS, SCHEDULING_POLICIES
+from chairlift.config import KV_ARENAS, SCHEDULING_POLICIES
 from chairlift.core.baselines.arena import ARENAS
 from chairlift.core.kv.block_tables import held_blocks
 from chairlift.core.kv.kv_groups import FULL, KVGroups
@@ -18,6 +18,7 @@ from chairlift.core.measuring.accounting import slot_usage
 from chairlift.errors import RequestError
 from chairlift.events import RequestArrived, RequestFinished, RequestRejected, Step
 from chairlift.outputs import SchedulerOutput
+from chairlift.policy_class import FAIR_POLICIES
 from chairlift.request import RequestStatus, WaitReason
 from chairlift.slo import SLO
 from support.fakes import PartlyRightProposals, collect, expected_tokens, make_engine, make_request

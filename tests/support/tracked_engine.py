@@ -93,6 +93,7 @@ def started(manager: Any, **options: Any) -> EngineStarted:
         max_num_batched_tokens=options.get("max_num_batched_tokens", 32),
         max_model_len=options.get("max_model_len", 256),
         scheduling_policy=options.get("scheduling_policy", "fcfs"),
+        length_predictor=options.get("length_predictor", "none"),
         kv=options.get("kv", "paged"),
         enable_prefix_caching=options.get("enable_prefix_caching", True) and options.get("kv", "paged") == "paged",
         pacing_tokens_per_second=options.get("pacing_tokens_per_second"),

@@ -35,12 +35,13 @@ from chairlift.cluster.usage_aggregator import (
     UsageExchange,
     exchange_periodically,
 )
-from chairlift.config import FAIR_POLICIES, EngineConfig
+from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.process.process_client import ProcessClient
 from chairlift.engine.served_engine import EngineFacts, ServedEngine
 from chairlift.errors import EngineDeadError
 from chairlift.loading.resolve import resolve_model
+from chairlift.policy_class import is_fair
 from chairlift.server.access.access_options import is_loopback
 
 logger = logging.getLogger("chairlift")
@@ -100,7 +101,7 @@ class EngineDeployment:
         client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
         replica = self._replica = EngineReplica(await asyncio.to_thread(client.wait_until_ready))
         self._replica_id = serve.get_replica_context().replica_id.unique_id
-        if config.scheduling_policy in FAIR_POLICIES:
+        if is_fair(config.scheduling_policy):
             context = serve.get_replica_context()
             exchange: UsageExchange[str] = aggregator_exchange(context.app_name, context.deployment)
             sharing = exchange_periodically(

@@ -60,7 +60,7 @@ class RunningBatch(ABC):
         self._config = config
         self._kv = kv_cache_manager
         self._observer = observer
-        self.waiting = make_queue(config, kv_cache_manager)
+        self.waiting = make_queue(config, kv_cache_manager.num_cached_tokens)
         self.running: list[Request] = []
         self.groups: list[Any] = []
         self._has_finished, self.num_joining = False, 0

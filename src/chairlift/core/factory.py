@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chairlift.config import FAIR_POLICIES, SchedulerConfig
+from chairlift.config import SchedulerConfig
 from chairlift.core.baselines.arena import ARENAS
-from chairlift.core.baselines.reservations import RESERVATIONS, ReservationKVCacheManager
+from chairlift.core.baselines.reservations import RESERVATIONS
 from chairlift.core.baselines.static_batching import StaticScheduler
 from chairlift.core.kv.block_pool import BlockPool
 from chairlift.core.kv.checkpointed_prefixes import CheckpointedPrefixes, PrefixStores
@@ -25,13 +25,14 @@ from chairlift.core.pooling import PoolingScheduler
 from chairlift.core.scheduler import Scheduler
 from chairlift.errors import ConfigError
 from chairlift.events import EventSink
+from chairlift.policy_class import is_class_name, is_fair, is_paged, kv_class
 
 
 def make_scheduler(
     config: SchedulerConfig, kv_cache_manager: KVCacheManager, events: EventSink | None = None
 ) -> Scheduler:
     """Create a scheduler for what the model computes, with the batching policy that `config.batching` names."""
-    meter = SchedulerMeter(kv_cache_manager, events, is_fair=config.scheduling_policy in FAIR_POLICIES)
+    meter = SchedulerMeter(kv_cache_manager, events, is_fair=is_fair(config.scheduling_policy))
     if config.is_pooling:
         return PoolingScheduler(config, kv_cache_manager, meter)
     if config.batching == "static":
@@ -61,13 +62,13 @@ class KVPool:
     num_swap_blocks: int = 0
 
     def __post_init__(self) -> None:
-        assert self.kv == "paged" or self.windows == FULL, "reservations have one group of layers"
+        assert is_paged(self.kv) or self.windows == FULL, "reservations have one group of layers"
         assert self.checkpoints is None or self.windows == FULL, "layers of models with checkpoints are one group"
         assert not self.num_swap_blocks or self.windows == FULL, "blocks of layers with windows are not swapped"
 
     @property
     def name(self) -> str:
-        return self.kv if self.kv == "paged" else f"{self.kv}, {self.kv_arena}"
+        return self.kv if is_paged(self.kv) else f"{self.kv}, {self.kv_arena}"
 
     @property
     def groups(self) -> KVGroups:
@@ -77,7 +78,7 @@ class KVPool:
     def max_request_slots(self) -> int:
         """The maximum number of tokens for which one request can have slots in the pool, or in the largest piece of the
         arena. If windows limit the slots of a request, it is at most `max_model_len`, rounded up to whole blocks."""
-        if self.kv == "paged":
+        if is_paged(self.kv):
             return self.groups.max_tokens(self.num_blocks, self.max_model_len)
         return ARENAS[self.kv_arena](self.num_blocks).largest_piece * self.block_size
 
@@ -99,7 +100,7 @@ def make_kv_cache_manager(
     Raises:
         ConfigError: the arena cannot reserve `max_model_len` slots for even one request under kv=max.
     """
-    if pool.kv == "paged":
+    if is_paged(pool.kv):
         manager = _make_paged_manager(pool, enable_prefix_caching, block_stores if enable_prefix_caching else ())
         if record_index_changes:
             manager.index_changes = IndexChangeLog()
@@ -113,7 +114,10 @@ def make_kv_cache_manager(
             f"{pool.block_size} for each request, and the largest piece of the {pool.kv_arena} arena of "
             f"{pool.num_blocks} blocks has {arena.largest_piece}: lower max_model_len, or enlarge the pool"
         )
-    return ReservationKVCacheManager(arena, pool.block_size, pool.max_model_len, RESERVATIONS[pool.kv])
+    manager: KVCacheManager = (RESERVATIONS.get(pool.kv) or kv_class(pool.kv))(
+        arena, pool.block_size, pool.max_model_len
+    )
+    return manager
 
 
 def _make_paged_manager(
@@ -121,7 +125,10 @@ def _make_paged_manager(
 ) -> PagedKVCacheManager:
     blocks = BlockPool(pool.num_blocks)
     prefixes = _make_prefix_source(pool, blocks, enable_prefix_caching, block_stores)
-    return PagedKVCacheManager(blocks, pool.groups, prefixes, pool.num_swap_blocks)
+    manager: PagedKVCacheManager = (kv_class(pool.kv) if is_class_name(pool.kv) else PagedKVCacheManager)(
+        blocks, pool.groups, prefixes, pool.num_swap_blocks
+    )
+    return manager
 
 
 def _make_prefix_source(

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from itertools import groupby, pairwise
 from typing import Final, NamedTuple
 
-from chairlift.config import FAIR_POLICIES
 from chairlift.events import SLOT_KINDS, Event, RequestArrived, Step
 from chairlift.observability.queue_timeline import FAIRNESS, UNKNOWN, BlockHolder, QueueInterval, QueueTimeline
 from chairlift.observability.replay import SIBLING_PREFILL, Replay, ReplayReader, Rows
 from chairlift.observability.step_cost import StepCost
 from chairlift.observability.tracked_request import TrackedRequest, Wait, WaitSpan, sum_by_reason
+from chairlift.policy_class import is_fair
 
 NEXT_STEP: Final = "next_step"
 PRUNE_INTERVAL_STEPS: Final = 256
@@ -145,7 +145,7 @@ class RequestTracker(Replay, ReplayReader):
     @property
     def _is_fair(self) -> bool:
         """Whether requests of other tenants than the head's tenant wait for their turn."""
-        return self.started is not None and self.started.scheduling_policy in FAIR_POLICIES
+        return self.started is not None and is_fair(self.started.scheduling_policy)
 
     def _queue_interval(self, step: Step) -> QueueInterval:
         head = None if step.head_id is None else self.get(step.head_id)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chairlift.core.baselines.arena import FirstFitArena
 from chairlift.core.baselines.reservations import RESERVATIONS
 from chairlift.core.factory import KVPool, make_kv_cache_manager
 from chairlift.errors import ConfigError, RequestError
@@ -19,12 +20,12 @@ ARENA_NAMES = ["buddy", "first-fit"]
 @pytest.mark.parametrize(("kv", "slots"), [("exact", 10 + 50 - 1), ("max", 256), ("pow2", 10 + 16 - 1), ("oracle", 20)])
 def test_slots_that_each_policy_reserves(kv: str, slots: int) -> None:
     request = make_request("a", list(range(10)), max_tokens=50, output_len=11)
-    assert RESERVATIONS[kv](request, 256) == slots
+    assert RESERVATIONS[kv](FirstFitArena(64), 4, 256).reserved_slots(request) == slots
 
 
 def test_pow2_is_capped_at_the_models_length() -> None:
     request = make_request("a", list(range(200)), max_tokens=56, output_len=40)
-    assert RESERVATIONS["pow2"](request, 256) == 255
+    assert RESERVATIONS["pow2"](FirstFitArena(64), 4, 256).reserved_slots(request) == 255
 
 
 @pytest.mark.parametrize("kv", ["pow2", "oracle"])

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.core.kv.state_checkpoints import CheckpointPlan
-from chairlift.engine.explanation.explain import Explainer, Explanation, Viewer
+from chairlift.engine.explanation.explain import Viewer
 from chairlift.engine.explanation.explained_span import ExplainedSpan, describe_preemption, describe_span
-from chairlift.engine.explanation.what_if import what_ifs
 from chairlift.errors import ChairliftError
 from chairlift.events import Step
 from chairlift.observability.step_cost import MIN_STEPS
 from chairlift.request import WaitReason
 from chairlift.slo import SLO
+from support.explained import explain
 from support.tracked_engine import TrackedEngine
 
 Prompts = list[tuple[int, int]]
@@ -35,15 +35,6 @@ def first_step(requests: Prompts, **options: Any) -> TrackedEngine:
 def admitted(engine: TrackedEngine) -> list[str]:
     step = next(event for event in engine.log.events if isinstance(event, Step))
     return step.admitted
-
-
-def explain(engine: TrackedEngine, request_id: str, viewer: Viewer | None = None) -> Explanation:
-    request = engine.tracker.get(request_id)
-    assert request is not None
-    explainer = Explainer(engine.tracker)
-    blocked = explainer.blocked_request(request)
-    changes = [] if blocked is None else what_ifs(blocked)
-    return explainer.explain(request, viewer or Viewer(), engine.clock.now(), changes)
 
 
 REQUESTS = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 10)), min_size=2, max_size=6)

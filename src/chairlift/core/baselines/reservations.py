@@ -6,50 +6,15 @@ run on it. It never grows, so no request is preempted, and no block is shared, s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from chairlift.core.baselines.arena import Arena, BlockRange, power_of_two_above
 from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryCounts, MemoryDemand
 from chairlift.core.length_predictors import forced_output_len
 from chairlift.errors import RequestError
 from chairlift.request import Request
-
-Reservation = Callable[[Request, int], int]
-"""Slots to reserve for a request, given `max_model_len`. P prompt and n output tokens write P + n - 1 slots."""
-
-
-def exact_slots(request: Request, max_model_len: int) -> int:
-    """P and `max_tokens`: what Orca (Yu et al., OSDI'22, section 4.2) and TGI reserve."""
-    return request.max_total_tokens - 1
-
-
-def max_slots(request: Request, max_model_len: int) -> int:
-    """`max_model_len` for every request: "Orca (Max)" of Kwon et al., SOSP'23, section 6.1."""
-    return max_model_len
-
-
-def pow2_slots(request: Request, max_model_len: int) -> int:
-    """P and the true output length rounded up to a power of two: "Orca (Pow2)", ibid."""
-    return min(request.num_prompt_tokens + power_of_two_above(_forced_output_len(request)), max_model_len) - 1
-
-
-def oracle_slots(request: Request, max_model_len: int) -> int:
-    """P and the true output length: "Orca (Oracle)", ibid."""
-    return request.num_prompt_tokens + _forced_output_len(request) - 1
-
-
-def _forced_output_len(request: Request) -> int:
-    return forced_output_len(request, "kv=pow2 and kv=oracle reserve by the output length", "--kv paged, exact or max")
-
-
-RESERVATIONS: dict[str, Reservation] = {
-    "exact": exact_slots,
-    "max": max_slots,
-    "pow2": pow2_slots,
-    "oracle": oracle_slots,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +33,17 @@ class ReservationKVCacheManager(KVCacheManager):
     version = 0
     can_preempt = False
 
-    def __init__(self, arena: Arena, block_size: int, max_model_len: int, reservation: Reservation) -> None:
+    def __init__(self, arena: Arena, block_size: int, max_model_len: int) -> None:
         self.num_blocks = arena.num_blocks
         self.block_size = block_size
         self._arena = arena
-        self._max_model_len = max_model_len
-        self._reservation = reservation
+        self.max_model_len = max_model_len
         self._tables: dict[str, _ReservedTable] = {}
         self._num_rounding_blocks = 0
+
+    @abstractmethod
+    def reserved_slots(self, request: Request) -> int:
+        """Slots to reserve for a request. P prompt and n output tokens write P + n - 1 slots."""
 
     @property
     def num_free_blocks(self) -> int:
@@ -91,10 +59,9 @@ class ReservationKVCacheManager(KVCacheManager):
         needed = self._num_reserved_blocks(request)
         if needed > self._arena.largest_piece:
             raise RequestError(
-                f"the request can never fit: it would reserve "
-                f"{self._reservation(request, self._max_model_len)} slots = {needed} consecutive blocks of "
-                f"{self.block_size}, and the largest piece of the arena of {self.num_blocks} blocks has "
-                f"{self._arena.largest_piece}. Lower max_tokens, shorten the prompt, give the engine more "
+                f"the request can never fit: it would reserve {self.reserved_slots(request)} slots = {needed} "
+                f"consecutive blocks of {self.block_size}, and the largest piece of the arena of {self.num_blocks} "
+                f"blocks has {self._arena.largest_piece}. Lower max_tokens, shorten the prompt, give the engine more "
                 f"--kv-cache-memory-bytes, or choose --kv paged.",
                 "max_tokens",
             )
@@ -127,4 +94,45 @@ class ReservationKVCacheManager(KVCacheManager):
         request.num_slots = 0
 
     def _num_reserved_blocks(self, request: Request) -> int:
-        return -(-self._reservation(request, self._max_model_len) // self.block_size)
+        return -(-self.reserved_slots(request) // self.block_size)
+
+
+class ExactReservations(ReservationKVCacheManager):
+    """P and `max_tokens`: what Orca (Yu et al., OSDI'22, section 4.2) and TGI reserve."""
+
+    def reserved_slots(self, request: Request) -> int:
+        return request.max_total_tokens - 1
+
+
+class MaxReservations(ReservationKVCacheManager):
+    """`max_model_len` for every request: "Orca (Max)" of Kwon et al., SOSP'23, section 6.1."""
+
+    def reserved_slots(self, request: Request) -> int:
+        return self.max_model_len
+
+
+class Pow2Reservations(ReservationKVCacheManager):
+    """P and the true output length rounded up to a power of two: "Orca (Pow2)", ibid."""
+
+    def reserved_slots(self, request: Request) -> int:
+        length = request.num_prompt_tokens + power_of_two_above(_forced_output_len(request))
+        return min(length, self.max_model_len) - 1
+
+
+class OracleReservations(ReservationKVCacheManager):
+    """P and the true output length: "Orca (Oracle)", ibid."""
+
+    def reserved_slots(self, request: Request) -> int:
+        return request.num_prompt_tokens + _forced_output_len(request) - 1
+
+
+def _forced_output_len(request: Request) -> int:
+    return forced_output_len(request, "kv=pow2 and kv=oracle reserve by the output length", "--kv paged, exact or max")
+
+
+RESERVATIONS: Final[dict[str, type[ReservationKVCacheManager]]] = {
+    "exact": ExactReservations,
+    "max": MaxReservations,
+    "pow2": Pow2Reservations,
+    "oracle": OracleReservations,
+}

@@ -36,6 +36,7 @@ class FairQueue(RequestQueue):
     """
 
     has_constant_keys = False
+    is_fair = True
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         super().__init__()

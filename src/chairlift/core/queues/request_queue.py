@@ -21,9 +21,11 @@ class RequestQueue:
     Attributes:
         has_constant_keys: the key of a request never changes. Otherwise it changes between two steps, or when a request
             of the same tenant is admitted.
+        is_fair: the queue gives turns to tenants.
     """
 
     has_constant_keys = True
+    is_fair = False
 
     def __init__(self) -> None:
         self._requests: deque[Request] = deque()

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple
 
-from chairlift.config import FAIR_POLICIES, PRIORITY_POLICIES
 from chairlift.core.kv.kv_groups import KVGroups
-from chairlift.core.queues.shortest_remaining import remaining_work
 from chairlift.engine.explanation.explained_slo import ExplainedSLO, explain_slo
 from chairlift.engine.explanation.explained_span import BatchMember, ExplainedSpan, describe_preemption, describe_span
+from chairlift.engine.explanation.queue_position import requests_ahead
 from chairlift.engine.explanation.what_if import BlockedRequest, RequestSize, WhatIf
 from chairlift.events import EngineStarted
 from chairlift.observability.queue_timeline import BlockHolder, QueueInterval
@@ -216,7 +215,7 @@ class Explainer:
         last = self._tracker.last_step
         if request.state != "waiting" or last is None or request.waits[-1].queued_step is None:
             return None, None
-        ahead = [other for other in self._tracker.waiting() if other is not request and self._precedes(other, request)]
+        ahead = self._ahead(request, self._tracker.waiting())
         queue = [
             BlockUse(1 + entry.max_output_tokens - entry.num_output_tokens, self._needed_blocks(entry))
             for entry in (*ahead, request)
@@ -226,29 +225,11 @@ class Explainer:
         free_blocks, num_running = (last.free_blocks, last.num_running) if holders else (self._started.num_blocks, 0)
         return len(ahead), self._seconds_until_admitted(holders, queue, free_blocks, num_running)
 
-    def _precedes(self, one: TrackedRequest, other: TrackedRequest) -> bool:
-        """Whether one request is ahead of another one in the queue; under the fair policy, for requests of one tenant
-        and for the head of the queue."""
-        policy = self._started.scheduling_policy
-        if policy in FAIR_POLICIES and one.tenant != other.tenant:
-            return self._tracker.last_step is not None and one.request_id == self._tracker.last_step.head_id
-        if policy == "srpt":
-            return (_remaining_work(one), one.index) < (_remaining_work(other), other.index)
-        if policy == "edf":
-            return self._deadline_order(one) < self._deadline_order(other)
-        if policy not in PRIORITY_POLICIES:
-            return one.index < other.index
-        return (one.arrived.priority, one.index) < (other.arrived.priority, other.index)
-
-    def _deadline_order(self, request: TrackedRequest) -> tuple[float, int]:
-        """The order of a waiting request under edf. Which requests yield before their deadline is not known here."""
-        slo, last = request.slo, self._tracker.last_step
-        deadline = math.inf
-        if slo is not None and slo.ttft_ms is not None:
-            deadline = request.arrived.time + slo.ttft_ms / 1e3
-        if last is not None and deadline < last.scheduled_time:
-            deadline = math.inf
-        return (-math.inf if request.num_preemptions else deadline, request.index)
+    def _ahead(self, request: TrackedRequest, others: Iterable[TrackedRequest]) -> list[TrackedRequest]:
+        """Those of the other requests in the queue that are ahead of `request`."""
+        last, others = self._tracker.last_step, [other for other in others if other is not request]
+        now, head_id = (-math.inf, None) if last is None else (last.scheduled_time, last.head_id)
+        return requests_ahead(self._started, request, others, now, head_id)
 
     def _needed_blocks(self, request: TrackedRequest) -> int:
         """The needed blocks in the last event of the request, or the blocks of all its tokens without sharing."""
@@ -306,11 +287,8 @@ class Explainer:
 
     def _requests_ahead(self, request: TrackedRequest, interval: QueueInterval) -> list[RequestSize]:
         step = max(interval.first_step, request.waits[0].queued_step or 0)
-        return [
-            RequestSize(other.arrived)
-            for other in self._tracker.requests()
-            if other is not request and _is_queued(other, step) and self._precedes(other, request)
-        ]
+        queued = [other for other in self._tracker.requests() if _is_queued(other, step)]
+        return [RequestSize(other.arrived) for other in self._ahead(request, queued)]
 
     # -- cost of other requests ----------------------------------------------------------------------------------
 
@@ -327,12 +305,6 @@ class Explainer:
             padding_tokens=request.padding_tokens,
             shared_steps_time=None if alone is None else max(0.0, request.step_seconds - alone),
         )
-
-
-def _remaining_work(request: TrackedRequest) -> float:
-    """The order of a waiting request under srpt."""
-    arrived = request.arrived
-    return remaining_work(arrived.predicted_len or 0, request.num_output_tokens, arrived.num_prompt_tokens)
 
 
 def describe_prefix(request: TrackedRequest) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from chairlift.clock import format_duration
 from chairlift.counts import are, counted
+from chairlift.policy_class import is_class_name
 
 OUTSIDE_QUEUE = {
     "next_step": "the engine was computing a step when the request arrived",
@@ -83,7 +84,7 @@ def describe_preemption(displaced_by: str | None, policy: str, *, is_paced: bool
     """Why a request was preempted under a scheduling policy; `displaced_by` is the request that took its seat."""
     if displaced_by is None:
         return "preempted for lack of memory, because it was the last running request in the order of the queue"
-    reason = DISPLACING_REASONS.get(policy, PACED)
+    reason = DISPLACING_REASONS.get(policy, PACED if is_paced else f"which {policy} prefers")
     if is_paced and reason != PACED:
         reason += f", or {PACED}"
     return f"preempted: its seat was given to {displaced_by}, {reason}"
@@ -101,6 +102,8 @@ def describe_span(span: ExplainedSpan, policy: str, num_seats: int) -> str:
     if span.is_head:
         return text
     reason = f", {HEAD_REASONS[policy]}" if policy in HEAD_REASONS else ""
+    if is_class_name(policy):
+        reason = f", which has a smaller key in {policy}"
     return f"behind {span.head} at the head of the queue{reason}: {text}"
 
 

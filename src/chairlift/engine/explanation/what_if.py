@@ -11,11 +11,12 @@ from typing import Final, NamedTuple
 from chairlift.core.factory import KVPool, make_kv_cache_manager
 from chairlift.core.kv.held_memory import hold
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
+from chairlift.engine.explanation.queue_position import request_of_size
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, RequestArrived
 from chairlift.observability.queue_timeline import BlockHolder
+from chairlift.policy_class import is_paged
 from chairlift.request import Request
-from chairlift.sampling_params import SamplingParams
 
 MEMORY_REASONS: Final = frozenset({"memory", "preemption"})
 
@@ -119,7 +120,7 @@ def _min_num_blocks(blocked: BlockedRequest) -> int:
     """The smallest pool with space for the batch and the queue."""
     started = blocked.started
     needed = sum(_needed_blocks(started, blocked.queue))
-    if started.kv == "paged" or started.batching == "static":
+    if is_paged(started.kv) or started.batching == "static":
         return started.num_blocks + max(0, needed - blocked.free_blocks)
     sizes = range(1, 2 * (started.num_blocks + needed) + 1)
     return bisect_left(sizes, True, key=blocked.fits) + 1
@@ -144,10 +145,10 @@ def _smaller_max_tokens(blocked: BlockedRequest) -> WhatIf | None:
     started, size = blocked.started, blocked.request
     if blocked.ahead or started.kv == "max":
         return None
-    if started.kv == "paged" and started.batching != "static":
+    if is_paged(started.kv) and started.batching != "static":
         text = "a smaller max_tokens would not have admitted it: paged blocks are allocated on demand"
         return WhatIf({"max_tokens": 1}, False, text)
-    limit = blocked.free_blocks if started.kv == "paged" else blocked.largest_free_piece
+    limit = blocked.free_blocks if is_paged(started.kv) else blocked.largest_free_piece
     lengths = range(1, size.arrived.max_tokens)
     fitting = bisect_left(
         lengths, True, key=lambda tokens: _needed_blocks(started, [_shortened(size.arrived, tokens)])[0] > limit
@@ -166,7 +167,7 @@ def _shortened(arrived: RequestArrived, max_tokens: int) -> RequestSize:
 def _kv_cache_manager(started: EngineStarted, num_blocks: int) -> KVCacheManager:
     kv, block_size, max_model_len = started.kv, started.block_size, started.max_model_len
     arena = started.kv_arena or "buddy"
-    if kv == "paged":
+    if is_paged(kv):
         windows, max_chunk = tuple(started.kv_windows), started.max_num_batched_tokens
         return make_kv_cache_manager(KVPool(num_blocks, block_size, max_model_len, kv, arena, windows, max_chunk))
     # A block of a reservation has the layers of all groups.
@@ -176,8 +177,4 @@ def _kv_cache_manager(started: EngineStarted, num_blocks: int) -> KVCacheManager
 
 def _request(size: RequestSize, index: int = 0) -> Request:
     arrived = size.arrived
-    prompt = [0] * arrived.num_prompt_tokens
-    request = Request(str(index), prompt, SamplingParams(), arrived.max_tokens, output_len=arrived.output_len)
-    request.token_ids += [0] * (size.num_computed - arrived.num_prompt_tokens)
-    request.num_tokens = len(request.token_ids)
-    return request
+    return request_of_size(replace(arrived, request_id=str(index)), max(arrived.num_prompt_tokens, size.num_computed))

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Final
 
 from chairlift.clock import Clock, MonotonicClock
-from chairlift.config import PRIORITY_POLICIES, EngineConfig
+from chairlift.config import EngineConfig
 from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.core.factory import make_scheduler
 from chairlift.engine.lora_adapters import AdapterLoader
@@ -25,6 +25,7 @@ from chairlift.loading.resolve import model_root
 from chairlift.lora import LoRARequest
 from chairlift.observability.event_log import EventFile
 from chairlift.observability.trace_recorder import TraceRecorder
+from chairlift.policy_class import is_paged, uses_priority
 from chairlift.worker.disk_block_store import DiskBlockStore
 
 logger = logging.getLogger("chairlift")
@@ -125,7 +126,7 @@ def _engine_started(config: EngineConfig, loaded: LoadedModel, prepared: Prepare
         num_blocks=plan.num_blocks,
         kv=config.kv,
         enable_prefix_caching=prepared.has_prefix_cache,
-        kv_arena=None if config.kv == "paged" else config.kv_arena,
+        kv_arena=None if is_paged(config.kv) else config.kv_arena,
         kernels=choice.kernels,
         kv_cache_dtype=choice.kv_cache_dtype if plan.num_blocks else "",
         quantization=choice.quantization,
@@ -157,7 +158,7 @@ def _engine_facts(
         limits=RequestLimits(
             limits.max_model_len,
             prepared.max_request_slots,
-            config.scheduling_policy in PRIORITY_POLICIES,
+            uses_priority(config.scheduling_policy),
             loaded.sampling_defaults.max_new_tokens,
             loaded.pooling is not None,
             beam_search_problem(config, prepared.kv_cache_plan),

@@ -15,6 +15,7 @@ from chairlift.errors import ConfigError
 from chairlift.kernels.kernel_memory import DTYPE_BYTES, SPARE_BLOCKS
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.kv_layout import KVLayout
+from chairlift.policy_class import is_paged
 from chairlift.system.memory_amounts import format_memory
 from chairlift.worker.memory import available_memory
 
@@ -61,7 +62,7 @@ def plan_layout(config: EngineConfig, model_config: ModelConfig) -> KVLayout:
     recurrent layers have one, because their prefixes are shared only at a checkpoint. The groups do not depend on
     `max_model_len`, so a number of blocks is the same memory whatever its value is.
     """
-    has_one_table = config.kv != "paged" or config.disable_hybrid_kv_cache_manager
+    has_one_table = not is_paged(config.kv) or config.disable_hybrid_kv_cache_manager
     if has_one_table or model_config.state_values_per_sequence:
         return KVLayout.one_group(model_config)
     return KVLayout.by_window(model_config, model_config.max_position_embeddings)
@@ -149,7 +150,7 @@ def _plan_blocks(config: EngineConfig, sizes: CacheSizes, memory_bytes: int) -> 
     block_bytes = (sizes.slot_bytes + sizes.draft_slot_bytes) * block_size
     if config.num_kv_blocks is not None:
         return KVCachePlan(config.num_kv_blocks, block_size, block_bytes, "num_kv_blocks", windows)
-    rounded = int if config.kv == "paged" else ARENAS[config.kv_arena](1).rounded_size
+    rounded = int if is_paged(config.kv) else ARENAS[config.kv_arena](1).rounded_size
     groups = KVGroups(windows, block_size, config.largest_token_budget)
     memory_bytes = config.kv_cache_memory_bytes or memory_bytes
     affordable = max(0, memory_bytes // block_bytes - SPARE_BLOCKS)
@@ -213,7 +214,7 @@ def beam_search_problem(config: EngineConfig, pool: KVCachePlan) -> str | None:
     if pool.state_bytes:
         return "the model has layers with recurrent state: leave use_beam_search out"
     conflicts = {
-        f"--kv {config.kv}": config.kv != "paged",
+        f"--kv {config.kv}": not is_paged(config.kv),
         f"--batching {config.batching}": config.batching != "continuous",
         "--speculative-config": config.speculative is not None,
         "--prefix-cache-dir": config.prefix_cache_dir is not None,

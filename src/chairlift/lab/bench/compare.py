@@ -24,6 +24,7 @@ from chairlift.lab.metrics.run import REPORTED_METRICS
 from chairlift.lab.report.recorded_run import recorded_run
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.observability.event_log import encode_event
+from chairlift.policy_class import is_paged
 
 logger = logging.getLogger("chairlift")
 
@@ -236,7 +237,7 @@ class _Rounds:
         self._runs[name].append(run.metrics.values() | waste.shares | {"waste": wasted})
         number, repeats, speed = len(self._order), self._options.repeats, run.metrics.output_tokens_per_s
         logger.info("round %d of %d, %s: %.1f output tokens/s", number, repeats, name, speed)
-        if number == 1 and self._configs[name].kv != "paged" and run.metrics.peak_batch_size == 1 < len(workload):
+        if number == 1 and not is_paged(self._configs[name].kv) and run.metrics.peak_batch_size == 1 < len(workload):
             logger.warning("%s: %s", name, _one_at_a_time(engine.facts.started, workload))
         if number == 1 and self._options.save_events is not None:
             _save_events(log, self._options.save_events / f"{name.replace('/', '-').replace(':', '-')}.jsonl")

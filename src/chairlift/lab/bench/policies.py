@@ -3,13 +3,15 @@
 A policy is written as BATCHING/KV/ORDER, such as static/max or continuous/paged/srpt:oracle. Without ORDER, the options
 of the engine determine the order:
     BATCHING   continuous, static, or static-global (static batches decoded to the longest output of all requests)
-    KV         paged, exact, max, pow2, oracle
-    ORDER      a scheduling policy, and after a colon a length predictor, if it differs from the options of the engine
+    KV         paged, exact, max, pow2, oracle, or module:Class
+    ORDER      a scheduling policy or module:Class, and after a colon a length predictor, if it differs from the options
+               of the engine
 Short names:
     paged, exact, max, pow2, oracle    continuous batching over that memory
     continuous                         continuous/paged, the default of the engine
     static, static-global              static/max and static-global/max, as before Orca and before paging
     fcfs, fair, srpt:oracle, ...       continuous/paged in this order
+    module:Class                       continuous/paged in this order, or continuous batching over this memory
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Final
 
 from chairlift.config import KV_POLICIES, SCHEDULING_POLICIES, EngineConfig
 from chairlift.errors import ConfigError
+from chairlift.policy_class import KV_BASE, has_base, is_paged, load_class, queue_class
 
 DEFAULT_KV: Final = {"continuous": "paged", "static": "max", "static-global": "max"}
 """The KV policy of the short name of each batching policy."""
@@ -51,7 +54,7 @@ class ComparedPolicy:
 
     @property
     def reserves(self) -> bool:
-        return self.kv != "paged"
+        return not is_paged(self.kv)
 
     def config(self, base: EngineConfig, static_batch_size: int | None, kv_arena: str | None) -> EngineConfig:
         """The configuration of the engine that runs this policy; other fields have the values of `base`.
@@ -79,27 +82,40 @@ def parse_policy(text: str) -> ComparedPolicy:
     """Parse the name of one policy (see the docstring of this module).
 
     Raises:
-        ConfigError: the name is unknown. The message lists the known names.
+        ConfigError: the name is unknown, and the message lists the known names; or as `load_class`.
     """
     name = text.strip()
-    memory, has_memory, last = name.rpartition("/")
-    order, _, predictor = last.partition(":")
-    if order not in SCHEDULING_POLICIES:
-        memory, order, predictor = name, "", ""
-    elif not has_memory:
-        memory = "continuous"
-    batching, has_kv, kv = memory.partition("/")
-    if not has_kv:
-        batching, kv = ("continuous", memory) if memory in KV_POLICIES else (memory, DEFAULT_KV.get(memory, ""))
-    if batching not in DEFAULT_KV or kv not in KV_POLICIES:
+    parts = [_parse_part(part) for part in name.split("/")]
+    found = {key: value for part in parts for key, value in part.items()}
+    order = [key for key in ("batching", "kv", "scheduling_policy") if key in found]
+    if [next(iter(part), "") for part in parts] != order:
         raise ConfigError(
             f"policy {name!r} is unknown: write {', '.join(KV_POLICIES)} (continuous batching), {', '.join(RUN_TO)} "
-            f"(over kv=max), {', '.join(SCHEDULING_POLICIES)} (orders of the queue), or BATCHING/KV/ORDER, where "
-            f"BATCHING is one of {', '.join(DEFAULT_KV)}"
+            f"(over kv=max), {', '.join(SCHEDULING_POLICIES)} (orders of the queue), module:Class, or "
+            f"BATCHING/KV/ORDER, where BATCHING is one of {', '.join(DEFAULT_KV)}"
         )
-    is_static = batching in RUN_TO
-    batching, run_to = ("static", RUN_TO[batching]) if is_static else (batching, None)
-    return ComparedPolicy(name, batching, kv, run_to, order or None, predictor or None)
+    batching = found.pop("batching", "continuous")
+    kv = found.pop("kv", DEFAULT_KV[batching])
+    run_to = RUN_TO.get(batching)
+    return ComparedPolicy(name, "continuous" if run_to is None else "static", kv, run_to, **found)
+
+
+def _parse_part(part: str) -> dict[str, str]:
+    """The fields of a policy that a part of its name between slashes has; none if it is unknown."""
+    order, has_predictor, predictor = part.partition(":")
+    if part in DEFAULT_KV:
+        return {"batching": part}
+    if part in KV_POLICIES:
+        return {"kv": part}
+    if order not in SCHEDULING_POLICIES and has_predictor:
+        class_name, has_predictor, predictor = predictor.partition(":")
+        order = f"{order}:{class_name}"
+        if has_base(load_class(order, "policies"), KV_BASE):
+            return {} if has_predictor else {"kv": part}
+        queue_class(order)
+    elif order not in SCHEDULING_POLICIES:
+        return {}
+    return {"scheduling_policy": order} | ({"length_predictor": predictor} if has_predictor else {})
 
 
 def parse_policies(text: str, name: str = "policies") -> tuple[ComparedPolicy, ...]:

@@ -32,6 +32,7 @@ from chairlift.loading.model_source import declared_formats
 from chairlift.loading.resolve import resolve_model
 from chairlift.observability.event_log import EventFile
 from chairlift.options import check_options, option
+from chairlift.policy_class import is_paged
 from chairlift.step_time import RowTime, StepTime
 
 DEFAULT_MODEL = "opt-13b"
@@ -202,7 +203,7 @@ def sim_config_from_recording(config: EngineConfig, recorded: EngineStarted) -> 
     token_budget = max(recorded.max_num_batched_tokens, config.max_num_seqs)
     sized = replace(config, max_num_batched_tokens=config.max_num_batched_tokens or token_budget)
     num_blocks = recorded.num_blocks
-    has_groups = config.kv == "paged" and not config.disable_hybrid_kv_cache_manager
+    has_groups = is_paged(config.kv) and not config.disable_hybrid_kv_cache_manager
     windows = tuple(recorded.kv_windows) if has_groups else FULL
     if not has_groups:
         num_blocks = recorded.num_blocks_of_all_layers(num_blocks)

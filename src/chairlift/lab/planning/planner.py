@@ -30,6 +30,7 @@ from chairlift.lab.sim.roofline import Roofline, block_copy_seconds
 from chairlift.lab.sim.simulator import SimConfig
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.torch_operations import fallback_notes
+from chairlift.policy_class import is_paged
 
 MAX_DRAWS: Final = 20
 """Maximum number of draws of lengths for which the requests that fit are counted under a policy."""
@@ -238,7 +239,7 @@ def serve_command(model: PlannedModel, config: EngineConfig, memory: MemoryPlan)
         "kv": config.kv,
         "max-num-batched-tokens": config.max_num_batched_tokens,
         "quantization": config.quantization,
-        "kv-arena": None if config.kv == "paged" else config.kv_arena,
+        "kv-arena": None if is_paged(config.kv) else config.kv_arena,
         "static-batch-size": limits.static_batch_size if config.batching == "static" else None,
         "max-loras": num_loras or None,
         "max-lora-rank": config.max_lora_rank if num_loras else None,

@@ -17,6 +17,7 @@ from chairlift.lab.sim.executor import TOP_TOKEN, SimExecutor
 from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.request_feed import RequestFeed
+from chairlift.policy_class import is_paged
 from chairlift.request import Request
 
 
@@ -56,7 +57,7 @@ class SimConfig:
 
     @property
     def has_prefix_cache(self) -> bool:
-        return self.pool.kv == "paged" and self.enable_prefix_caching is not False
+        return is_paged(self.pool.kv) and self.enable_prefix_caching is not False
 
     def engine_started(self) -> EngineStarted:
         """Returns the first event of a run, at time 0."""
@@ -68,7 +69,7 @@ class SimConfig:
             num_blocks=pool.num_blocks,
             kv=pool.kv,
             enable_prefix_caching=self.has_prefix_cache,
-            kv_arena=None if pool.kv == "paged" else pool.kv_arena,
+            kv_arena=None if is_paged(pool.kv) else pool.kv_arena,
             weight_bytes=0 if model is None else model.weight_bytes,
             kv_bytes_per_slot=0 if model is None else model.kv_bytes_per_slot,
             kv_windows=list(pool.windows),
