@@ -12,7 +12,8 @@ from cyclopts import Parameter
 from chairlift.cli.console import FLAG, Json, print_notice
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
-from chairlift.lab.bench.simulation import SimulationOptions, print_simulation, run_simulation
+from chairlift.lab.bench.policy_values import write_values
+from chairlift.lab.bench.simulation import SimulationOptions, print_simulations, run_simulations
 from chairlift.lab.bench.workload_options import WorkloadOptions, format_arrivals, format_lengths
 from chairlift.option_sources import Given, with_options
 from chairlift.options import Selection
@@ -30,8 +31,6 @@ ENGINE_OPTIONS = (
     "block_size",
     "kv_cache_memory_bytes",
     "num_kv_blocks",
-    "kv",
-    "kv_arena",
     "disable_hybrid_kv_cache_manager",
     "enable_prefix_caching",
     "preemption_mode",
@@ -50,6 +49,8 @@ MODES = {
 
 def _check_options(given: Given) -> None:
     """Raise ConfigError if an option has no effect in the mode that the options select."""
+    if "policies" in given and (replaced := sorted(given & {"batching", "static_run_to"})):
+        raise ConfigError(f"policies cannot be combined with {', '.join(replaced)}, which its names have: leave it out")
     mode = next((name for name in MODES if name in given), None)
     unused = given - MODES[mode] if mode is not None else given & {"num_threads"}
     if unused:
@@ -95,7 +96,10 @@ def simulate(
         _calibrate(calibrate, num_threads)
     else:
         print_notice(f"Simulating requests that arrive {format_arrivals(load)}: {format_lengths(load)}")
-        print_simulation(run_simulation(replace(config, model=model), load, options), as_json=as_json)
+        results = run_simulations(replace(config, model=model), load, options)
+        if options.output is not None:
+            write_values({name: each.run.values() for name, each in results.items()}, options.output)
+        print_simulations(results, as_json=as_json)
 
 
 def _run_preset(name: str, options: dict[str, Any], as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Iterator
@@ -218,3 +219,51 @@ def test_calibration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "step overhead" in printed
     record = record_of(*SMALL, "--device", str(path), "--model", "smollm2-135m", "--num-kv-blocks", "64")
     assert record["engine"]["weight_bytes"] == 4 * 134_479_872
+
+
+COMPARED = ("--policies", "fcfs,srpt:oracle", "--kv", "paged,exact", "--max-num-seqs", "2", "--num-kv-blocks", "64")
+NAMES = [f"{order} over {kv}" for order in ("fcfs", "srpt:oracle") for kv in ("paged", "exact")]
+
+
+def test_several_policies_serve_the_same_requests_and_are_columns_of_one_table() -> None:
+    text, record = run(*SMALL, *COMPARED), record_of(*SMALL, *COMPARED)
+    header = next(line for line in text.splitlines() if line.startswith("┃") and "over" in line)
+    assert [cell.strip() for cell in header.strip("┃").split("┃")] == ["", *NAMES]
+    found = record["policies"]
+    assert list(found) == NAMES
+    engines = [each["engine"] for each in found.values()]
+    assert [(each["scheduling_policy"], each["kv"]) for each in engines] == [
+        ("fcfs", "paged"), ("fcfs", "exact"), ("srpt", "paged"), ("srpt", "exact"),
+    ]  # fmt: skip
+    assert len({each["max_model_len"] for each in engines}) == 1
+    assert {each["results"]["output_tokens"] for each in found.values()} == {
+        found[NAMES[0]]["results"]["output_tokens"]
+    }
+    alone = record_of(*SMALL, *COMPARED[4:], "--scheduling-policy", "srpt", "--length-predictor", "oracle")
+    assert found["srpt:oracle over paged"]["results"] == alone["results"]
+
+
+def test_values_are_written_as_csv_and_as_a_picture(tmp_path: Path) -> None:
+    table, picture = tmp_path / "values.csv", tmp_path / "values.pdf"
+    record = record_of(*SMALL, *COMPARED, "--output", str(table))
+    rows = list(csv.DictReader(table.open(encoding="utf-8")))
+    assert [row["policy"] for row in rows] == NAMES
+    found = [each["results"]["output_tokens_per_s"] for each in record["policies"].values()]
+    assert [float(row["output_tokens_per_s"]) for row in rows] == found
+    run(*SMALL, *COMPARED, "--output", str(picture))
+    assert picture.read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--policies", "fcfs,srpt:oracle", "--batching", "static"], "policies cannot be combined with batching"),
+        (["--kv", "paged,exact", "--event-log", "log.jsonl"], "event_log=log.jsonl has one run, got 2 policies"),
+        (["--output", "values.xls"], "output=values.xls must end with .csv, .png, .pdf, .svg"),
+        (["--kv", "paged,best"], "kv must be one of paged, exact, max, pow2, oracle, or module:Class, got 'best'"),
+    ],
+)
+def test_options_that_exclude_each_other(arguments: list[str], message: str) -> None:
+    with pytest.raises(ChairliftError) as failed:
+        run(*SMALL, *arguments)
+    assert message in str(failed.value)

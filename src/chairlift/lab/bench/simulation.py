@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.console import RenderableType
 
-from chairlift.config import EngineConfig
+from chairlift.config import KV_ARENAS, KV_POLICIES, EngineConfig
 from chairlift.core.kv.kv_groups import FULL
 from chairlift.counts import counted
 from chairlift.engine.kv_cache_plan import KVCachePlan
@@ -18,8 +20,11 @@ from chairlift.engine.startup.pool_plan import FREE_MEMORY_SHARE, CacheSizes, pl
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, Event, EventBroadcaster, RequestRejected, Step, read_events
 from chairlift.lab.bench.benchmark_result import engine_limits, engine_policies
+from chairlift.lab.bench.policies import ComparedPolicy, parse_policies
+from chairlift.lab.bench.policy_values import PICTURES
 from chairlift.lab.bench.workload_options import WorkloadOptions, format_arrivals, format_lengths
 from chairlift.lab.metrics.run import REPORTED_METRICS, RunMetrics, RunTally
+from chairlift.lab.sim.cost_model import CostModel
 from chairlift.lab.sim.devices import DEVICES, Device, find_device
 from chairlift.lab.sim.fitted_cost_model import FittedCostModel, fit_cost_model
 from chairlift.lab.sim.model_shape import ModelShape
@@ -31,9 +36,10 @@ from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.loading.model_source import declared_formats
 from chairlift.loading.resolve import resolve_model
 from chairlift.observability.event_log import EventFile
-from chairlift.options import check_options, option
-from chairlift.policy_class import is_paged
+from chairlift.options import check_options, option, split_names
+from chairlift.policy_class import KV_BASE, is_paged
 from chairlift.step_time import RowTime, StepTime
+from chairlift.system.output_files import check_writable
 
 DEFAULT_MODEL = "opt-13b"
 DEFAULT_DEVICE = "A100-40GB"
@@ -43,14 +49,34 @@ DTYPE_OF_BYTES = {1: "float16", 2: "float16", 4: "float32"}
 
 @dataclass(frozen=True, slots=True)
 class SimulationOptions:
-    """The simulated device, and the source of the step times.
+    """The simulated policies and device, the source of the step times, and the file for the values.
 
     Raises:
-        ConfigError: tensor_parallel_size and fitted_to are both given.
+        ConfigError: tensor_parallel_size and fitted_to are both given, or the file cannot be written.
     """
 
     OPTION_GROUP: ClassVar = "Simulation"
 
+    policies: tuple[ComparedPolicy, ...] | None = option(
+        None,
+        "Policies that serve the same requests, named as in bench compare, such as fcfs,srpt:oracle,static/max. "
+        "Default: that of the other options.",
+        parse=parse_policies,
+    )
+    kv: tuple[str, ...] | None = option(
+        None,
+        f"KV memory policies, such as paged,exact, of {', '.join(KV_POLICIES)} and module:Class, each with each of "
+        "--policies. Default: paged, or that of --policies.",
+        parse=split_names,
+        choices=KV_POLICIES,
+        base_class=KV_BASE,
+        short_name="--kv-policy",
+    )
+    kv_arena: str | None = option(None, "Allocator of reservations. Default: buddy.", choices=KV_ARENAS)
+    output: Path | None = option(
+        None,
+        "File for the values: .csv has a row for each policy; .png, .pdf and .svg have a picture by matplotlib.",
+    )
     device: str = option(DEFAULT_DEVICE, "A100-40GB, A100-80GB, H100-SXM, H200, or a file of --calibrate.")
     tensor_parallel_size: int = option(1, "Number of devices that share the model.")
     fitted_to: Path | None = option(
@@ -66,6 +92,25 @@ class SimulationOptions:
                 f"tensor_parallel_size={self.tensor_parallel_size} is a parameter of the roofline, which fitted_to "
                 f"replaces: leave one of them out"
             )
+        if self.output is not None:
+            if self.output.suffix not in (".csv", *PICTURES):
+                raise ConfigError(f"output={self.output} must end with .csv, {', '.join(PICTURES)}: rename the file")
+            check_writable("output", self.output)
+
+    def configs(self, base: EngineConfig) -> dict[str, EngineConfig]:
+        """The configuration of the engine of each policy by its name, which is empty if it is the only one.
+
+        Raises:
+            ConfigError: `base` excludes a policy.
+        """
+        policies, memories = self.policies or (None,), self.kv or (None,)
+        made: dict[str, EngineConfig] = {}
+        for policy, kv in product(policies, memories):
+            chosen = policy or ComparedPolicy("", base.batching, base.kv, base.static_run_to)
+            chosen = chosen if kv is None else replace(chosen, kv=kv)
+            name = " over ".join(part for part in (chosen.name, kv) if part)
+            made[name] = chosen.config(base, base.static_batch_size, self.kv_arena)
+        return made if len(made) > 1 else {"": next(iter(made.values()))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +152,11 @@ class ProgressSink:
             self.advance()
 
 
-def run_simulation(config: EngineConfig, load: WorkloadOptions, options: SimulationOptions) -> SimulationResult:
-    """Simulate the workload on the engine that `config` describes, with a progress bar.
+def run_simulations(
+    config: EngineConfig, load: WorkloadOptions, options: SimulationOptions
+) -> dict[str, SimulationResult]:
+    """Simulate the workload on the engine of each policy, with a progress bar. All engines have the smallest
+    max_model_len of them.
 
     Raises:
         ConfigError: an option cannot be honoured (the message has the arithmetic), or a file has the wrong format.
@@ -121,28 +169,48 @@ def run_simulation(config: EngineConfig, load: WorkloadOptions, options: Simulat
     if log is not None:
         cost_model = fit_cost_model(log, str(options.fitted_to))
     recorded = next((event for event in log or () if isinstance(event, EngineStarted)), None)
-    if recorded is not None and config.model is None:
-        sim = sim_config_from_recording(config, recorded)
-    else:
-        sim = sim_config(config, model, device, options.tensor_parallel_size)
-    tally = RunTally()
-    file = None if config.event_log is None else EventFile(config.event_log)
+
+    def planned(each: EngineConfig) -> SimConfig:
+        if recorded is not None and config.model is None:
+            return sim_config_from_recording(each, recorded)
+        return sim_config(each, model, device, options.tensor_parallel_size)
+
+    configs = options.configs(config)
+    if len(configs) > 1 and config.event_log is not None:
+        raise ConfigError(f"event_log={config.event_log} has one run, got {len(configs)} policies: simulate one")
+    limit = min(planned(each).scheduler.max_model_len for each in configs.values())
     workload = load.workload(model.vocab_size, token_round=0)
+    constants, results = _constants(cost_model, recorded), {}
+    with progress_bar("simulated requests", len(workload) * len(configs)) as advance:
+        for name, each in configs.items():
+            sim = planned(replace(each, max_model_len=limit))
+            feed = RequestFeed(workload, load.max_concurrency)
+            run, result = _simulate(sim, feed, cost_model, config.event_log, advance)
+            engine = sim.engine_started()
+            if recorded is not None and sim.model is None:
+                engine = replace(engine, model=recorded.model)
+            results[name] = SimulationResult(engine, load, constants, run, result)
+    return results
+
+
+def _simulate(
+    sim: SimConfig, feed: RequestFeed, cost_model: CostModel, event_log: Path | None, advance: AdvanceBar
+) -> tuple[RunMetrics, SimResult]:
+    tally, file = RunTally(), None if event_log is None else EventFile(event_log)
     try:
-        feed = RequestFeed(workload, load.max_concurrency)
-        with progress_bar("simulated requests", len(workload)) as advance:
-            sinks = EventBroadcaster(tally, ProgressSink(advance), *([] if file is None else [file]))
-            result = simulate(feed, sim, cost_model, sinks)
+        sinks = EventBroadcaster(tally, ProgressSink(advance), *([] if file is None else [file]))
+        result = simulate(feed, sim, cost_model, sinks)
     finally:
         if file is not None:
             file.close()
+    return tally.result(), result
+
+
+def _constants(cost_model: Roofline | FittedCostModel, recorded: EngineStarted | None) -> list[tuple[str, str]]:
     constants = cost_model.constants()
     if recorded is not None:
         constants += [("recorded engine", recorded.model), *_engine_rows(recorded, "recorded ")]
-    engine = sim.engine_started()
-    if recorded is not None and sim.model is None:
-        engine = replace(engine, model=recorded.model)
-    return SimulationResult(engine, load, constants, tally.result(), result)
+    return constants
 
 
 def find_model(name: str | None, device: Device) -> ModelShape:
@@ -235,19 +303,29 @@ def _engine_rows(engine: EngineStarted, prefix: str = "") -> list[tuple[str, str
     return [(f"{prefix}policies", engine_policies(engine)), (f"{prefix}limits", engine_limits(engine))]
 
 
-def print_simulation(result: SimulationResult, as_json: bool = False) -> None:
-    """Print the constants and the tables, or the JSON line."""
-    run, sim = result.run, result.result
-    values = run.values()
+def print_simulations(results: Mapping[str, SimulationResult], as_json: bool = False) -> None:
+    """Print the constants and a table with a column for each policy, or the JSON line."""
+    first, values = next(iter(results.values())), {name: each.run.values() for name, each in results.items()}
+    steps = [
+        f"{name or 'simulated'}: {each.result.num_steps:,} steps, {number(each.result.seconds)} s, simulated in "
+        f"{number(each.result.wall_seconds)} s ({each.result.steps_per_wall_second:,.0f} steps/s)"
+        for name, each in results.items()
+    ]
     table = make_table(
-        f"{result.engine.model}, simulated: {run.num_requests} requests {format_arrivals(result.load)}",
-        ["", "simulated"],
-        f"{format_lengths(result.load)}\n{sim.num_steps:,} steps, {number(sim.seconds)} s, simulated in "
-        f"{number(sim.wall_seconds)} s ({sim.steps_per_wall_second:,.0f} steps/s)",
-        rows=[(each.heading, each.cell(values[each.key])) for each in REPORTED_METRICS if each.key in values],
+        f"{first.engine.model}, simulated: {first.run.num_requests} requests {format_arrivals(first.load)}",
+        ["", *(name or "simulated" for name in results)],
+        "\n".join([format_lengths(first.load), *steps]),
+        rows=[
+            (each.heading, *(each.cell(found.get(each.key)) for found in values.values()))
+            for each in REPORTED_METRICS
+            if any(each.key in found for found in values.values())
+        ],
     )
-    parts: list[RenderableType] = [constants_table([*result.constants, *_engine_rows(result.engine)]), table]
-    if sim.rejected:
-        rejected = counted(len(sim.rejected), "rejected request")
-        parts.append(f"{rejected} can never fit; the first: {sim.rejected[0][1]}")
-    print_report(parts, result.to_dict(), as_json)
+    engines = [row for name, each in results.items() for row in _engine_rows(each.engine, f"{name} " if name else "")]
+    parts: list[RenderableType] = [constants_table([*first.constants, *engines]), table]
+    for name, each in results.items():
+        if rejected := each.result.rejected:
+            text = f"{counted(len(rejected), 'rejected request')} can never fit; the first: {rejected[0][1]}"
+            parts.append(f"{name}: {text}" if name else text)
+    records = {name: each.to_dict() for name, each in results.items()}
+    print_report(parts, records.get("") or {"benchmark": "simulate", "policies": records}, as_json)
