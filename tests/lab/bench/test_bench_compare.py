@@ -248,6 +248,23 @@ def test_ratios_are_medians_of_the_ratios_of_rounds(result: Compared) -> None:
     assert set(record[NAMES[0]]["ratios"]) == set(RATIOS)
 
 
+def test_counts_come_before_speeds_and_one_round_has_no_ratio_of_speeds(result: Compared) -> None:
+    once = replace(result[0], runs={name: runs[:1] for name, runs in result[0].runs.items()})
+    assert not any(system["ratios"] for system in once.to_dict()["systems"].values())
+    for benchmark, is_compared in ((result[0], True), (once, False)):
+        rows = [str(cell) for cell in benchmark.table().columns[0].cells]
+        assert rows.index("preemptions") < rows.index("output tokens/s") < rows.index("TTFT p99, s")
+        ratio = f"  ratio to {NAMES[0]}"
+        assert [rows.count(row) for row in ("  minimum", "  maximum", ratio)] == [
+            is_compared * len(shown(benchmark))
+        ] * 3
+
+
+def shown(benchmark: BenchmarkResult) -> list[str]:
+    """The speeds of the table."""
+    return [key for key in RATIOS if benchmark.spread(NAMES[0], key) is not None]
+
+
 def test_ratios_do_not_depend_on_the_speed_of_a_round(result: Compared) -> None:
     """A machine that becomes slower between rounds changes no ratio."""
     key = "output_tokens_per_s"

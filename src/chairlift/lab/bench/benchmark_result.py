@@ -48,7 +48,7 @@ class BenchmarkResult:
         engines: the limits of the engine of each system.
         runs: the values of each run of each system, one for each round. The first system is the baseline.
         metrics: the metrics in the order of the table.
-        ratios: the metrics whose ratio to the baseline is shown too.
+        ratios: the speeds and times, whose range and ratio to the baseline are shown too after several rounds.
         notes: lines for the caption.
         facts: further fields of the JSON line.
     """
@@ -64,6 +64,11 @@ class BenchmarkResult:
     ratios: Sequence[str] = ()
     notes: Sequence[str] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def shown_ratios(self) -> Sequence[str]:
+        """The metrics whose ratio is shown: none after one round, because it does not show how far speeds vary."""
+        return self.ratios if len(self.runs[self.baseline]) > 1 else ()
 
     @property
     def baseline(self) -> str:
@@ -96,7 +101,7 @@ class BenchmarkResult:
 
     def _system(self, name: str) -> dict[str, Any]:
         spreads = {metric.key: self.spread(name, metric.key) for metric in self.metrics}
-        ratios = {key: self.ratio(name, key) for key in self.ratios}
+        ratios = {key: self.ratio(name, key) for key in self.shown_ratios}
         return {
             "engine": asdict(self.engines[name]),
             "results": {key: spread and asdict(spread) for key, spread in spreads.items()},
@@ -128,11 +133,11 @@ class BenchmarkResult:
         if not any(spreads):
             return
         rows = {"median": metric.heading}
-        if metric.key in self.ratios and len(self.runs[self.baseline]) > 1:
+        if metric.key in self.shown_ratios:
             rows |= {"min": "  minimum", "max": "  maximum"}
         for statistic, label in rows.items():
             table.add_row(label, *(metric.cell(getattr(spread, statistic, None)) for spread in spreads))
-        if metric.key in self.ratios:
+        if metric.key in self.shown_ratios:
             ratios = [self.ratio(name, metric.key) for name in self.runs]
             cells = ("" if ratio is None else f"{ratio.median:.2f}" for ratio in ratios)
             table.add_row(f"  ratio to {self.baseline}", *cells, end_section=True)

@@ -42,17 +42,18 @@ RATIOS: Final = (
     "e2e_latency_p99",
     "ttft_p50",
     "ttft_p99",
+    "goodput",
 )
-"""The metrics whose ratio to the baseline is also shown."""
+"""The metrics whose range and ratio to the baseline are also shown."""
 
-_KEYS: Final = (*RATIOS, "goodput", "slo_attainment", "qoe_mean", "mean_batch_size", "mean_busy_seats",
-                "mean_batch_tokens", *SLOT_KINDS, "waste", "padding_tokens", "recomputed_tokens", "preemptions",
-                "length_error_mean", "length_coverage")  # fmt: skip
+_KEYS: Final = ("mean_batch_size", "mean_busy_seats", "mean_batch_tokens", *SLOT_KINDS, "waste", "padding_tokens",
+                "recomputed_tokens", "preemptions", "length_error_mean", "length_coverage", "slo_attainment",
+                "qoe_mean", *RATIOS)  # fmt: skip
 WASTED: Final = ("reserved", "internal", "external")
 """The kinds of slots that hold nothing and cannot be used by another request."""
 
 COMPARED: Final = tuple(metric for key in _KEYS for metric in REPORTED_METRICS if metric.key == key)
-"""The metrics of a comparison, in the order of the table."""
+"""The metrics of a comparison in the order of the table: counts, which the policies determine, and then speeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +268,7 @@ class _Rounds:
                 f"{high if low == high else f'{low} to {high}'}",
                 f"{slots}; batch, mean: with finished rows of static batches; seats with work: without them; KV slots "
                 "wasted: reserved, internal and external",
+                *(["one round: ratios of speeds need --repeats 2 or more"] if len(self._order) == 1 else []),
             ],
             facts={
                 "dtype": dtype,
