@@ -160,3 +160,15 @@ def test_a_recorded_trace_has_the_slos_of_its_requests_and_whether_they_were_str
     requests = read_trace(path)
     assert [request.slo for request in requests] == [SLO(500, 50), SLO(tpot_ms=20.5), None]
     assert [request.sampling_params.is_streamed for request in requests] == [True, False, True]
+
+
+def test_a_recorded_trace_tells_tenants_apart_without_their_names(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    with closing(TraceRecorder(path)) as recorder:
+        for index, tenant in enumerate(("alice", "bob", "alice", "")):
+            recorder.on_add(make_request(f"r{index}", [1], 4, tenant=tenant))
+            finish(recorder, f"r{index}", 1, 0.0, 1.0)
+    tenants = [request.tenant for request in read_trace(path)]
+    assert tenants[0] == tenants[2] != tenants[1]
+    assert tenants[3] == ""
+    assert not {"alice", "bob"} & set(path.read_text().split('"'))

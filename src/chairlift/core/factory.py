@@ -114,10 +114,10 @@ def make_kv_cache_manager(
             f"{pool.block_size} for each request, and the largest piece of the {pool.kv_arena} arena of "
             f"{pool.num_blocks} blocks has {arena.largest_piece}: lower max_model_len, or enlarge the pool"
         )
-    manager: KVCacheManager = (RESERVATIONS.get(pool.kv) or kv_class(pool.kv))(
+    reserving: KVCacheManager = (RESERVATIONS.get(pool.kv) or kv_class(pool.kv))(
         arena, pool.block_size, pool.max_model_len
     )
-    return manager
+    return reserving
 
 
 def _make_paged_manager(

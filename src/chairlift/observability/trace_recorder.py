@@ -28,9 +28,10 @@ class TraceRecorder:
     """Writes each finished request of an engine core as a JSON line in Chairlift's trace format. The core calls
     `on_add` with its requests and `emit` with its events, possibly on different threads.
 
-    Texts, tokens and request ids are not written. Prompts with a common prefix have equal hashes of their blocks of 16
-    tokens. Each hash includes the previous one and a random key that is not written, so hashes of one file can be
-    compared with each other, but not with hashes of guessed prompts. Times count from the first request.
+    Texts, tokens, names and request ids are not written. Prompts with a common prefix have equal hashes of their blocks
+    of 16 tokens, and requests of a tenant an equal hash of it. Each hash of a block includes the previous one, and all
+    a random key that is not written, so hashes of one file can be compared with each other, but not with guesses.
+    Times count from the first request.
 
     A replay generates other outputs, so prefix-cache hits on earlier outputs of a conversation are not reproduced.
 
@@ -58,10 +59,10 @@ class TraceRecorder:
             "max_tokens": request.max_total_tokens - request.num_prompt_tokens,
             "e2e_latency": 0.0,
         }
-        if request.priority:
-            line["priority"] = request.priority
-        if (slo := request.sampling_params.slo) is not None:
-            line["slo"] = slo.to_mapping()
+        slo, tenant = request.sampling_params.slo, request.tenant.encode()
+        hashed = tenant and hashlib.blake2b(tenant, digest_size=DIGEST_BYTES, key=self._key).hexdigest()
+        known = {"priority": request.priority, "tenant": hashed, "slo": slo and slo.to_mapping()}
+        line |= {name: value for name, value in known.items() if value}
         if not request.sampling_params.is_streamed:
             line["is_streamed"] = False
         if hashes:

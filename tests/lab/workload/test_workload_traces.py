@@ -147,14 +147,15 @@ def rows(*lines: dict[str, Any]) -> str:
 
 def test_chairlift_format(tmp_path: Path) -> None:
     text = rows(
-        {"arrival": 3.5, "request_id": "b", "max_tokens": 9, "priority": -1, "slo": {"ttft_ms": 500}},
+        {"arrival": 3.5, "request_id": "b", "max_tokens": 9, "priority": -1, "slo": {"ttft_ms": 500}, "tenant": "t"},
         {"arrival": 1.25, "request_id": "a", "prompt_len": None, "prompt_token_ids": [700, 3], "e2e_latency": 1.0},
         {"arrival": 2},
     )
     a, d, b = load(tmp_path, text).requests
     assert a == WorkloadRequest("a", 0.0, [700, 3], 2)
     assert (d.request_id, d.arrival) == ("chairlift-2", 0.75)
-    assert (b.arrival, b.max_tokens, b.priority, len(b.prompt_token_ids), b.slo) == (2.25, 9, -1, 3, SLO(500))
+    assert (b.arrival, b.max_tokens, b.priority, len(b.prompt_token_ids)) == (2.25, 9, -1, 3)
+    assert (b.tenant, b.slo, d.tenant, d.slo) == ("t", SLO(500), "", None)
 
 
 def test_chairlift_format_shares_hashed_blocks(tmp_path: Path) -> None:

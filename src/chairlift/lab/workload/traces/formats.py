@@ -253,7 +253,7 @@ class ChairliftLine(Struct, forbid_unknown_fields=True):
         prompt_hashes: with prompt_len: a string for each full block; equal ones mean equal tokens up to its end.
         hash_block_size: tokens in the block of each of prompt_hashes; HASH_BLOCK_SIZE if missing.
         e2e_latency: the recorded latency in seconds; not used.
-        request_id, max_tokens, priority, slo, is_streamed: as `WorkloadRequest` has them.
+        request_id, max_tokens, priority, tenant, slo, is_streamed: as `WorkloadRequest` has them.
     """
 
     arrival: Seconds
@@ -265,6 +265,7 @@ class ChairliftLine(Struct, forbid_unknown_fields=True):
     request_id: str | None = None
     max_tokens: Positive | None = None
     priority: int | None = None
+    tenant: str | None = None
     e2e_latency: float | None = None
     slo: SLO | None = None
     is_streamed: bool | None = None
@@ -303,6 +304,7 @@ def read_chairlift(path: Path, options: TraceOptions) -> Requests:
                 line.output_len,
                 line.max_tokens,
                 line.priority or 0,
+                line.tenant or "",
                 slo=line.slo,
                 is_streamed=line.is_streamed is not False,
             )
