@@ -15,6 +15,7 @@ from playwright.sync_api import Page, expect
 from chairlift.observability.event_log import encode_event
 from chairlift.observability.tracker import RequestTracker
 from conftest import SECRETS  # type: ignore[attr-defined]
+from support.recorded_logs import HOSTILE, recorded_log
 from support.running_server import RunningServer, completion_body
 from support.step_gate import StepGate
 from support.tracked_engine import TrackedEngine
@@ -257,20 +258,6 @@ def test_a_page_asks_for_a_key_and_shows_only_its_requests(page: Page, guarded: 
 
 
 # -- recorded logs --------------------------------------------------------------------------------------------------
-
-HOSTILE = '<img src=x onerror="window.wasExecuted=true"><script>window.wasExecuted=true</script>'
-
-
-def recorded_log(tmp_path: Path, name: str = "r1") -> Path:
-    engine = TrackedEngine(num_blocks=20, block_size=2, max_num_seqs=2)
-    for number in range(5):
-        engine.add([number, 3, 4], 6)
-    engine.to_end()
-    lines = "".join(f"{encode_event(event).decode()}\n" for event in engine.log.events)
-    started = encode_event(engine.tracker.started).decode()  # type: ignore[arg-type]
-    path = tmp_path / "run.jsonl"
-    path.write_text(f"{started}\n{lines}".replace('"r1"', json.dumps(name)))
-    return path
 
 
 def test_a_recorded_log_opens_in_the_page(page: Page, live: RunningServer, tmp_path: Path) -> None:

@@ -114,12 +114,9 @@ def _run_preset(name: str, options: dict[str, Any], as_json: bool) -> None:
 def _calibrate(path: Path, num_threads: int | None) -> None:
     from chairlift.lab.bench.calibrate import calibrate
     from chairlift.lab.tables import constants_table, print_parts
-    from chairlift.system.output_files import check_writable, unwritable_file_error
+    from chairlift.system.output_files import check_writable, write_output
 
     check_writable("calibrate", path)
     device, measured = calibrate(num_threads)
     print_parts([constants_table([("device", device.name), *measured])])
-    try:
-        path.write_text(json.dumps(asdict(device), indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise unwritable_file_error("calibrate", path, error) from None
+    write_output("calibrate", path, json.dumps(asdict(device), indent=2) + "\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import logging
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from chairlift.engine.process.commands import ReopenFiles
 from chairlift.engine.process.process_client import ProcessClient
 from chairlift.errors import ConfigError, EngineDeadError
 from chairlift.server.access.access_options import ANY, AccessOptions
+from chairlift.server.http.listener import listen, url_of
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.serve_options import ServeOptions
 from chairlift.system.memory_amounts import format_memory
@@ -51,7 +51,6 @@ class EngineCluster(Protocol):
         """Call `drain` on any thread when the cluster cannot continue. Requests in progress can still be answered."""
 
 
-MAX_PORT: Final = 65535
 STANDARD_ERROR: Final = 2
 SWITCH_SECONDS: Final = 0.001  # for which a thread may hold the interpreter lock while the event loop waits for it
 
@@ -80,7 +79,7 @@ def run(
         config = server_config(config, access)
     access.check_host(options.host)
     access.keys.log_short_secrets()
-    listener = _listen(options.host, options.port)
+    listener = listen(options.host, options.port)
     cluster = None if start_cluster is None else start_cluster(config)
     engine: EngineCluster | ProcessClient | None = cluster
     if engine is None and not specs:
@@ -96,7 +95,9 @@ def run(
         cluster.observe(manager.default)
     if ANY not in (hosts := options.hosts):
         logger.info("requests for hosts other than %s get a 400; --allowed-hosts names others", ", ".join(hosts))
-    app = create_models_app(manager, options, partial(_log_ready, _url(options, listener), manager, started))
+    app = create_models_app(
+        manager, options, partial(_log_ready, url_of(options.host, listener, options.access.scheme), manager, started)
+    )
     reload = partial(reload_files, options, engine)
     try:
         http_config = uvicorn_config(app, **http_options(options), log_config=None, access_log=False)
@@ -200,22 +201,3 @@ def _log_ready(url: str, manager: ModelManager, started: float) -> None:
         return
     limit = "" if manager.budget is None else f" within {format_memory(manager.budget)}"
     logger.info("ready in %.1f s: %s/v1 loads the models %s on demand%s", seconds, url, names, limit)
-
-
-def _url(options: ServeOptions, listener: socket.socket) -> str:
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    return f"{options.access.scheme}://{host}:{listener.getsockname()[1]}"
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    if not 0 <= port <= MAX_PORT:
-        raise ConfigError(f"port must be from 1 to {MAX_PORT}, or 0 for a free port, got {port}: choose another --port")
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(2048)
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"cannot listen on {host:.100}:{port}: {error}; choose another --host or --port") from None
-    return listener

@@ -66,3 +66,11 @@ def reopen(field: str, file: IO[Any]) -> str:
     os.dup2(descriptor, file.fileno(), inheritable=False)
     os.close(descriptor)
     return f"{field}={path}"
+
+
+def write_output(option: str, path: Path, text: str) -> None:
+    """Write the file of an option. Raises ConfigError if it cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise unwritable_file_error(option, path, error) from None

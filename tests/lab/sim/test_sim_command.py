@@ -259,6 +259,7 @@ def test_values_are_written_as_csv_and_as_a_picture(tmp_path: Path) -> None:
     [
         (["--policies", "fcfs,srpt:oracle", "--batching", "static"], "policies cannot be combined with batching"),
         (["--kv", "paged,exact", "--event-log", "log.jsonl"], "event_log=log.jsonl has one run, got 2 policies"),
+        (["--kv-arena", "first-fit"], "kv_arena=first-fit: none of the policies reserves; leave it out"),
         (["--output", "values.xls"], "output=values.xls must end with .csv, .png, .pdf, .svg"),
         (["--kv", "paged,best"], "kv must be one of paged, exact, max, pow2, oracle, or module:Class, got 'best'"),
     ],

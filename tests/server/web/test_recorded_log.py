@@ -8,19 +8,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from chairlift.errors import ConfigError
-from chairlift.observability.event_log import encode_event
-from chairlift.server.web.recorded_log import recorded_log_app, serve_recorded_log
-from support.tracked_engine import TrackedEngine
+from chairlift.server.web.recorded_log import page_app, recorded_log_app
+from support.recorded_logs import recorded_log
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    engine = TrackedEngine()
-    engine.add([1, 2], 3)
-    engine.to_end()
-    path = tmp_path / "run.jsonl"
-    path.write_bytes(b"".join(encode_event(event) + b"\n" for event in engine.log.events))
-    return path
+    return recorded_log(tmp_path)
 
 
 def test_the_page_shows_the_log(log: Path) -> None:
@@ -37,13 +31,20 @@ def test_other_hosts_are_rejected(log: Path) -> None:
     assert client.get("/v1/page/log").status_code == 400
 
 
+def test_another_host_answers_to_its_names(log: Path) -> None:
+    for app in (recorded_log_app(log, "0.0.0.0"), page_app("two runs", "0.0.0.0")):
+        assert TestClient(app, base_url="http://lab.example").get("/").status_code == 200
+    assert TestClient(page_app("two runs"), base_url="http://127.0.0.1").get("/").text == "two runs"
+    assert TestClient(page_app("two runs"), base_url="http://attacker.example").get("/").status_code == 400
+
+
 def test_a_file_that_is_no_event_log_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("hello")
     with pytest.raises(ConfigError, match=r"notes.txt, line 1"):
-        serve_recorded_log(path, print)
+        recorded_log_app(path)
     with pytest.raises(ConfigError, match="No such file"):
-        serve_recorded_log(tmp_path / "missing.jsonl", print)
+        recorded_log_app(tmp_path / "missing.jsonl")
     path.write_text("")
     with pytest.raises(ConfigError, match=r"notes.txt: its first event must be engine_started"):
-        serve_recorded_log(path, print)
+        recorded_log_app(path)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from chairlift.errors import ConfigError
+from chairlift.lab.bench.benchmark_result import RunValues
 from chairlift.lab.metrics.run import REPORTED_METRICS
 from chairlift.system.output_files import unwritable_file_error
 
@@ -16,26 +17,20 @@ PICTURES: Final = (".png", ".pdf", ".svg")
 DRAWN: Final = ("output_tokens_per_s", "e2e_latency_mean", "ttft_p50", "ttft_p99", "preemptions", "mean_busy_seats")
 """The metrics of a picture, if a policy has them."""
 
-Values = Mapping[str, Mapping[str, float | None]]
-"""The unscaled values of each policy by metric."""
 
-
-def write_values(values: Values, path: Path) -> None:
-    """Write the values in the format that the name of the file ends with.
+def write_values(values: Mapping[str, RunValues], path: Path) -> None:
+    """Write the values of each policy in the format that the name of the file ends with.
 
     Raises:
         ConfigError: the file cannot be written, or a picture needs matplotlib, which is not installed.
     """
     try:
-        if path.suffix in PICTURES:
-            _draw(values, path)
-        else:
-            _write_csv(values, path)
+        (_draw if path.suffix in PICTURES else _write_csv)(values, path)
     except OSError as error:
         raise unwritable_file_error("output", path, error) from None
 
 
-def _write_csv(values: Values, path: Path) -> None:
+def _write_csv(values: Mapping[str, RunValues], path: Path) -> None:
     """Write a row for each policy, in seconds, bytes and shares."""
     keys = [each.key for each in REPORTED_METRICS if any(each.key in found for found in values.values())]
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -44,7 +39,7 @@ def _write_csv(values: Values, path: Path) -> None:
         writer.writerows([name, *(found.get(key) for key in keys)] for name, found in values.items())
 
 
-def _draw(values: Values, path: Path) -> None:
+def _draw(values: Mapping[str, RunValues], path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:

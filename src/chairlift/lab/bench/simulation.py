@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -98,11 +99,8 @@ class SimulationOptions:
             check_writable("output", self.output)
 
     def configs(self, base: EngineConfig) -> dict[str, EngineConfig]:
-        """The configuration of the engine of each policy by its name, which is empty if it is the only one.
-
-        Raises:
-            ConfigError: `base` excludes a policy.
-        """
+        """The configuration of the engine of each policy by its name, which is empty if it is the only one. Raises
+        ConfigError if `base` excludes a policy, or an option has no effect."""
         policies, memories = self.policies or (None,), self.kv or (None,)
         made: dict[str, EngineConfig] = {}
         for policy, kv in product(policies, memories):
@@ -110,6 +108,8 @@ class SimulationOptions:
             chosen = chosen if kv is None else replace(chosen, kv=kv)
             name = " over ".join(part for part in (chosen.name, kv) if part)
             made[name] = chosen.config(base, base.static_batch_size, self.kv_arena)
+        if self.kv_arena is not None and all(is_paged(each.kv) for each in made.values()):
+            raise ConfigError(f"kv_arena={self.kv_arena}: none of the policies reserves; leave it out")
         return made if len(made) > 1 else {"": next(iter(made.values()))}
 
 
@@ -155,8 +155,7 @@ class ProgressSink:
 def run_simulations(
     config: EngineConfig, load: WorkloadOptions, options: SimulationOptions
 ) -> dict[str, SimulationResult]:
-    """Simulate the workload on the engine of each policy, with a progress bar. All engines have the smallest
-    max_model_len of them.
+    """Simulate the workload on the engine of each policy. All have the smallest max_model_len of them.
 
     Raises:
         ConfigError: an option cannot be honoured (the message has the arithmetic), or a file has the wrong format.
@@ -196,13 +195,10 @@ def run_simulations(
 def _simulate(
     sim: SimConfig, feed: RequestFeed, cost_model: CostModel, event_log: Path | None, advance: AdvanceBar
 ) -> tuple[RunMetrics, SimResult]:
-    tally, file = RunTally(), None if event_log is None else EventFile(event_log)
-    try:
-        sinks = EventBroadcaster(tally, ProgressSink(advance), *([] if file is None else [file]))
-        result = simulate(feed, sim, cost_model, sinks)
-    finally:
-        if file is not None:
-            file.close()
+    tally = RunTally()
+    with ExitStack() as stack:
+        files = [] if event_log is None else [stack.enter_context(closing(EventFile(event_log)))]
+        result = simulate(feed, sim, cost_model, EventBroadcaster(tally, ProgressSink(advance), *files))
     return tally.result(), result
 
 

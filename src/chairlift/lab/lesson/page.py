@@ -11,7 +11,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Final
 
-from chairlift.system.output_files import unwritable_file_error
+from chairlift.system.output_files import write_output
 
 FOLDERS: Final[tuple[Traversable, ...]] = (
     files("chairlift.lab.lesson") / "static",
@@ -30,22 +30,19 @@ def write_page(data: Mapping[str, Any], path: Path) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    try:
-        path.write_text(render_page(data), encoding="utf-8")
-    except OSError as error:
-        raise unwritable_file_error("output", path, error) from None
+    write_output("output", path, render_page(data))
 
 
 def render_page(data: Mapping[str, Any]) -> str:
     """The page for the data of `page_data`."""
     encoded = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     parts = {
-        "styles": "".join(map(_read, STYLES)),
+        "styles": "".join(map(read_static, STYLES)),
         "data": encoded,
         "modules": inline_modules("lesson.js"),
         "title": html.escape(data["title"]),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _read("lesson.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], read_static("lesson.html"))
 
 
 def inline_modules(entry: str) -> str:
@@ -56,7 +53,7 @@ def inline_modules(entry: str) -> str:
     def add(name: str) -> None:
         if name in done:
             return
-        source = _read(name)
+        source = read_static(name)
         for _, imported in IMPORT.findall(source):
             add(imported)
         exports = ", ".join(EXPORT.findall(source))
@@ -67,6 +64,7 @@ def inline_modules(entry: str) -> str:
     return '"use strict";\nconst modules = {};\n' + "".join(done.values())
 
 
-def _read(name: str) -> str:
+def read_static(name: str) -> str:
+    """The text of a static file of the lesson or the live page."""
     path = next(folder / name for folder in FOLDERS if (folder / name).is_file())
     return path.read_text(encoding="utf-8")

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse
 from starlette.routing import Mount, Route
 
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, read_events
+from chairlift.server.http.listener import listen, url_of
 from chairlift.server.web.page_bodies import PageView
 from chairlift.server.web.page_routes import STATIC, PageFiles, page_endpoint
 from chairlift.version import __version__
@@ -24,9 +24,9 @@ from chairlift.version import __version__
 HOST: Final = "127.0.0.1"
 
 
-def recorded_log_app(log: Path) -> Starlette:
-    """The application that shows one event log in the live page."""
-    view = PageView(
+def recorded_view(log: Path) -> dict[str, Any]:
+    """What the page knows of its server, for a recorded log."""
+    return PageView(
         version=__version__,
         models=[],
         is_admin=True,
@@ -36,6 +36,12 @@ def recorded_log_app(log: Path) -> Starlette:
         history_seconds=0.0,
     ).model_dump()
 
+
+def recorded_log_app(log: Path, host: str = HOST) -> Starlette:
+    """The application that shows one event log in the live page. Raises ConfigError as `check_log`."""
+    check_log(log)
+    view = recorded_view(log)
+
     async def get_view(_request: Request) -> JSONResponse:
         return JSONResponse(view)
 
@@ -43,18 +49,35 @@ def recorded_log_app(log: Path) -> Starlette:
         return FileResponse(log, media_type="application/jsonl")
 
     routes = [Route("/", page_endpoint("index.html")), Route("/v1/page", get_view), Route("/v1/page/log", get_log)]
-    own_names = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
-    return Starlette(routes=[*routes, Mount("/page", PageFiles(directory=STATIC))], middleware=[own_names])
+    return Starlette(routes=[*routes, Mount("/page", PageFiles(directory=STATIC))], middleware=[_own_names(host)])
 
 
-def serve_recorded_log(log: Path, on_ready: Callable[[str], None]) -> None:
-    """Serve the live page of an event log on a free port of this machine until a signal stops it, and pass its URL to
-    `on_ready`. Raises ConfigError if the file cannot be read, or is not an event log."""
+def page_app(text: str, host: str = HOST) -> Starlette:
+    """The application that shows a page that consists of one file."""
+
+    async def get_page(_request: Request) -> HTMLResponse:
+        return HTMLResponse(text)
+
+    return Starlette(routes=[Route("/", get_page)], middleware=[_own_names(host)])
+
+
+def _own_names(host: str) -> Middleware:
+    """Rejects calls with the name of another host, which a page of the web could have made."""
+    return Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"] if host == HOST else ["*"])
+
+
+def check_log(log: Path) -> None:
+    """Raise ConfigError if the file cannot be read, or is not an event log."""
     if not isinstance(next(read_events(log), None), EngineStarted):
         raise ConfigError(
             f"not an event log: {log}: its first event must be engine_started; give a file of --event-log"
         )
-    listener = socket.create_server((HOST, 0))
-    server = uvicorn.Server(uvicorn.Config(recorded_log_app(log), log_level="warning"))
-    on_ready(f"http://{HOST}:{listener.getsockname()[1]}/")
+
+
+def serve_recorded_log(app: Starlette, on_ready: Callable[[str], None], host: str = HOST, port: int = 0) -> None:
+    """Serve the application until a signal stops it, and pass its URL to `on_ready`. Raises ConfigError if it cannot
+    listen there."""
+    listener = listen(host, port)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    on_ready(f"{url_of(host, listener)}/")
     server.run(sockets=[listener])
