@@ -10,17 +10,21 @@ so the comparison needs no model and takes about a second.
 from collections.abc import Callable
 from dataclasses import replace
 
-from chairlift.config import SchedulerConfig
-from chairlift.core.factory import KVPool
-from chairlift.lab.metrics.run import RunMetrics, RunTally
-from chairlift.lab.sim.devices import DEVICES
-from chairlift.lab.sim.published_models import model_shape
-from chairlift.lab.sim.roofline import Roofline
-from chairlift.lab.sim.simulator import SimConfig, simulate
-from chairlift.lab.workload.arrivals import ArrivalProcess
-from chairlift.lab.workload.lengths import parse_lengths
-from chairlift.lab.workload.request import WorkloadRequest
-from chairlift.lab.workload.synthetic import make_workload
+from chairlift.lab import (
+    DEVICES,
+    ArrivalProcess,
+    KVPool,
+    Roofline,
+    RunMetrics,
+    RunTally,
+    SchedulerConfig,
+    SimConfig,
+    WorkloadRequest,
+    make_workload,
+    model_shape,
+    parse_lengths,
+    simulate,
+)
 
 POLICIES: dict[str, Callable[[WorkloadRequest], int]] = {
     "first come, first served": lambda request: 0,
