@@ -33,6 +33,8 @@ LOAD_FORMATS = ("auto", "dummy")
 
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_MAX_NUM_SEQS = 64
+MAX_NUM_SEQS = 65536
+"""The maximum of `max_num_seqs`: an engine allocates the tokens and block tables of all seats when it starts."""
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
 DEFAULT_STATIC_BATCH_SIZE = 8
 DEFAULT_DISK_BYTES = 10 << 30
@@ -193,7 +195,9 @@ class EngineConfig:
         "and the pool.",
         minimum=2,
     )
-    max_num_seqs: int = option(DEFAULT_MAX_NUM_SEQS, "Maximum number of running requests (seats).", minimum=1)
+    max_num_seqs: int = option(
+        DEFAULT_MAX_NUM_SEQS, "Maximum number of running requests (seats).", minimum=1, maximum=MAX_NUM_SEQS
+    )
     max_num_batched_tokens: int | None = option(
         None,
         "Maximum number of tokens in one step (the token budget), at least --max-num-seqs. Default: 512, of which "

@@ -17,11 +17,20 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
-from cyclopts import App, CoercionError, CycloptsError, Group, Parameter, Token
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    Group,
+    Parameter,
+    Token,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 from cyclopts.config import Env
 
 from chairlift.errors import ConfigError
-from chairlift.options import Option, Selection, declared_options, unknown_option
+from chairlift.options import Option, Selection, declared_options, foreign_advice, not_a_choice, unknown_option
 from chairlift.system.input_files import MAX_OPTIONS_BYTES, read_text
 
 Record = TypeVar("Record")
@@ -47,6 +56,7 @@ ConfigFile = Annotated[
 """The type of a parameter `config_file` of a command that has `service_sources`."""
 
 FLAG_TYPES: Final = (bool, bool | None)
+KINDS: Final = {int: "an integer", float: "a number", bool: "true or false"}
 
 
 class Given(frozenset[str]):
@@ -124,6 +134,24 @@ def _integer(_kind: Any, tokens: Sequence[Token]) -> int:
         return int(tokens[0].value)
     except ValueError:
         raise CoercionError(token=tokens[0], target_type=int) from None
+
+
+def parse_error(error: CycloptsError) -> ConfigError:
+    """The error of an option that cannot be parsed. It names the option, the source, the value and the valid values."""
+    if isinstance(error, UnknownOptionError):
+        name = (error.token.keyword or error.token.value).partition("=")[0]
+        known = [each for argument in error.argument_collection for each in argument.names]
+        text = unknown_option(name, known) if foreign_advice(name, known) else str(error)
+        command = " ".join(("chairlift", *(error.command_chain or ())))
+        return ConfigError(text if not text.endswith(f"{name}.") else f"{text} `{command} --help` lists the options")
+    if isinstance(error, UnusedCliTokensError):
+        return ConfigError(f"{error} Write the name of an option before each of its values.")
+    if not isinstance(error, CoercionError) or (token := error.token) is None or token.keyword is None:
+        return ConfigError(str(error))
+    place = token.keyword if token.source in ("", "cli") else f"{token.source}: {token.keyword}"
+    if error.target_type in KINDS:
+        return ConfigError(f"{place} must be {KINDS[error.target_type]}, got {token.value!r:.80}")
+    return ConfigError(not_a_choice(place, get_args(error.target_type), token.value))
 
 
 def with_options(function: Callable[..., Any], **bases: Any) -> Callable[..., Any]:
@@ -235,7 +263,7 @@ def read_options(
     try:
         app(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        raise ConfigError(str(error)) from None
+        raise parse_error(error) from None
     return taken[0]
 
 

@@ -56,6 +56,11 @@ FOREIGN_OPTIONS: Final = {
 }
 """Options of vLLM and llama.cpp that an engine or server does not have, with advice in the order of preference."""
 
+VALUE_ADVICE: Final = {
+    "dtype": "it is the type of activations; set quantization for weights, or kv_cache_dtype for K and V",
+}
+"""Option -> what to do about a value of it that other engines have."""
+
 _OPTION_NAME: Final = re.compile(r'(?<=\buse )[a-z_]+|(?<![\w"])[a-z]+(?:_[a-z]+)+')
 """The name of an option in advice: the word after `use`, and each name of several words without quotation marks."""
 
@@ -151,6 +156,16 @@ def foreign_advice(name: str, known: Iterable[str], own_names: Mapping[str, str]
     return None
 
 
+def not_a_choice(place: str, choices: Sequence[str], value: object) -> str:
+    """The message about a value that an option cannot have.
+
+    Args:
+        place: the name of the option, perhaps after its source.
+    """
+    advice = VALUE_ADVICE.get(place.rpartition(" ")[2].lstrip("-"))
+    return f"{place} must be one of {', '.join(choices)}, got {value!r:.80}" + (f": {advice}" if advice else "")
+
+
 def check_options(record: Any, declared_by: type[Any] | None = None) -> None:
     """Parse the values of options that are text, and check the values. `__post_init__` of a record calls it.
 
@@ -175,8 +190,8 @@ def check_options(record: Any, declared_by: type[Any] | None = None) -> None:
             if declared.base_class is not None and is_class_name(str(each)):
                 load_class(each, name, declared.base_class)
             elif declared.choices and each not in declared.choices:
-                own = "" if declared.base_class is None else ", or module:Class"
-                raise ConfigError(f"{name} must be one of {', '.join(declared.choices)}{own}, got {each!r}")
+                own = () if declared.base_class is None else ("module:Class",)
+                raise ConfigError(not_a_choice(name, (*declared.choices, *own), each))
             if declared.minimum is not None:
                 _check_range(name, each, declared.minimum, declared.maximum)
 

@@ -130,7 +130,7 @@ def test_keys_give_their_weights_to_the_engines(tmp_path: Path) -> None:
         (
             {},
             {"replicas": "two"},
-            'Invalid value for replicas from chairlift.cluster:app: unable to convert "two" into int.',
+            "chairlift.cluster:app: replicas must be an integer, got 'two'",
         ),
         ({}, {"memory_per_replica": 0}, "memory_per_replica must be a positive amount such as 4GiB"),
         ({}, {"memory_per_replica": "much"}, "memory_per_replica must be a positive amount such as 4GiB"),
@@ -139,11 +139,11 @@ def test_keys_give_their_weights_to_the_engines(tmp_path: Path) -> None:
         (
             {},
             {"drain_timeout": [1]},
-            'Invalid value for drain-timeout from chairlift.cluster:app: unable to convert "[1]" into float.',
+            "chairlift.cluster:app: drain-timeout must be a number, got '[1]'",
         ),
         ({}, {"watchdog_timeout": -1}, "watchdog_timeout must be at least 0, got -1"),
         ({}, {"config": ["a"]}, "config must be the path of a file, or options as `name: value`, got ['a']"),
-        ({}, {"config": {"port": "x"}}, 'Invalid value for port from config: unable to convert "x" into int.'),
+        ({}, {"config": {"port": "x"}}, "config: port must be an integer, got 'x'"),
         ({}, {"router": "best"}, "chairlift.cluster:app: router is not an option"),
         ({"num-threads": None}, {}, "num_threads is not set"),
         ({"port": 9000}, {}, "port=9000 has no effect in a cluster: set http_options of Ray Serve"),

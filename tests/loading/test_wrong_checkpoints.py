@@ -223,7 +223,9 @@ CASES: dict[str, Wrong] = {
         r"1 tensors are not declared by the llama architecture \(llama\): model\.layers\.0\.self_attn\.sinks",
         "use a checkpoint without them",
     ),
-    "no tokenizer": Wrong(remove("tokenizer.json"), r"tokenizer\.json: is missing", "Convert the slow tokenizer"),
+    "no tokenizer": Wrong(
+        remove("tokenizer.json"), r"tokenizer\.json: is missing", "Download it from the page of the model"
+    ),
     "fewer rows of the embedding": Wrong(
         change(vocab_size=250),
         r"embed_tokens\.weight has the shape \(256, 64\), but the configuration requires \(250, 64\)",

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from cyclopts import App, CycloptsError, Parameter, UnknownOptionError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter
 from cyclopts.help import ColumnSpec, DefaultFormatter, DescriptionRenderer, NameRenderer
 
 from chairlift.cli.console import ARGUMENTS, OPTIONS, print_error
-from chairlift.errors import ChairliftError, ConfigError
-from chairlift.options import foreign_advice, unknown_option
+from chairlift.errors import ChairliftError
+from chairlift.option_sources import parse_error
 from chairlift.version import __version__
 
 NAME_COLUMNS: Final = 34
@@ -72,14 +72,8 @@ def run_command(arguments: Sequence[str]) -> None:
     """
     try:
         app(arguments, exit_on_error=False, print_error=False)
-    except UnknownOptionError as error:
-        name = (error.token.keyword or error.token.value).partition("=")[0]
-        known = [each for argument in error.argument_collection for each in argument.names]
-        raise ConfigError(unknown_option(name, known) if foreign_advice(name, known) else str(error)) from None
-    except UnusedCliTokensError as error:
-        raise ConfigError(f"{error} Write the name of an option before each of its values.") from None
     except CycloptsError as error:
-        raise ConfigError(str(error)) from None
+        raise parse_error(error) from None
 
 
 def main() -> None:

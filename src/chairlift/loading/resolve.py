@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,8 @@ from chairlift.system.input_files import open_regular_file
 
 HUB_NAME: Final = re.compile(r"(?=.{3,96}\Z)[A-Za-z0-9][\w.-]*/[\w.-]+")
 """Names on the Hugging Face hub have at most 96 characters."""
+HUB_OWNER: Final = re.compile(r"[A-Za-z0-9][\w.-]*")
+"""A name on the hub without its second half."""
 HUB_FILE: Final = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)/(.+\.gguf)")
 """A GGUF file in a repository of the hub: the name of the repository, and the path of the file in it."""
 HUB_ADDRESS: Final = re.compile(r"(?:https://)?(?:hf\.co|huggingface\.co)/|:[\w.-]+\Z")
@@ -60,11 +63,20 @@ def resolve_model(model: str | None, *, accept_terms: bool = False) -> ModelSour
     if (hub_file := HUB_FILE.fullmatch(model)) is not None and HUB_NAME.fullmatch(hub_file[1]):
         return _file(_download_file(*hub_file.groups()), name)
     if path.suffix == ".gguf" or not HUB_NAME.fullmatch(model):
-        name, hint = HUB_ADDRESS.sub("", model), MODEL_KINDS
-        if HUB_NAME.fullmatch(name):
-            hint = f"on the Hugging Face hub write {name}, or {name}/FILE.gguf for one of its GGUF files"
-        raise ModelLoadError(f"model {model!r:.100}: there is no such file or folder; {hint}")
+        raise ModelLoadError(f"model {model!r:.100}: there is no such file or folder; {_hint(model)}")
     return _folder(_download(model), name)
+
+
+def _hint(model: str) -> str:
+    """What to write instead of a name that no packaged model, file, folder or repository has."""
+    if HUB_NAME.fullmatch(name := HUB_ADDRESS.sub("", model)):
+        return f"on the Hugging Face hub write {name}, or {name}/FILE.gguf for one of its GGUF files"
+    if not HUB_OWNER.fullmatch(model) or model.endswith(".gguf"):
+        return MODEL_KINDS
+    close = [name for name in PACKAGED_MODELS if name.startswith(model.lower())]
+    close = close or get_close_matches(model.lower(), PACKAGED_MODELS, 1)
+    meant = f"did you mean {close[0]}? A" if close else f"on the Hugging Face hub write OWNER/{model}; a"
+    return meant + MODEL_KINDS[1:]
 
 
 def model_root(model: str | None) -> str:

@@ -221,7 +221,7 @@ def test_synthetic_tokens(key: str, other: str, count: int, vocab_size: int) -> 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", r"trace: not a trace in a known format \(azure, burstgpt, .*it starts with ''"),
+        ("", r"trace: not a trace in a known format; it starts with ''. The first line needs .*; custom: prompt"),
         ("a,b\n1,2", r"it starts with 'a,b'"),
         ("prompt,completion\na,b", r"not a trace in a known format"),
         ("timestamp,input_length,output_length\n0,1,2", r"not a trace in a known format"),

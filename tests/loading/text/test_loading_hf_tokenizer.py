@@ -90,6 +90,9 @@ def test_special_tokens_of_older_folders(tmp_path: Path) -> None:
 
 
 def test_errors_name_missing_and_damaged_files(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json: is missing. Download it .*skip_tokenizer_init"):
+        folder_tokenizer(tmp_path)
+    (tmp_path / "vocab.txt").touch()
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json: is missing.*save_pretrained"):
         folder_tokenizer(tmp_path)
     (tmp_path / "tiktoken.model").touch()

@@ -65,13 +65,14 @@ def chat(content: Any, role: str = "user", **fields: Any) -> dict[str, Any]:
         (
             ChatCompletionRequest,
             chat([{"type": "text", "text": "x"}, IMAGE]),
-            "messages[0].content[1].type must be 'text', got 'image_url': this server reads text only",
+            "messages[0].content[1].type must be 'text', got 'image_url': this server reads text only; leave this part "
+            "out",
         ),
         (
             ChatCompletionRequest,
             chat([IMAGE], "assistant"),
             "messages[0].content[0].type must be one of 'text', 'refusal', 'thinking', got 'image_url': this "
-            "server reads text only",
+            "server reads text only; leave this part out",
         ),
         (
             ChatCompletionRequest,
@@ -106,6 +107,16 @@ def chat(content: Any, role: str = "user", **fields: Any) -> dict[str, Any]:
         (CompletionRequest, {"prompt": 5}, "prompt must be a string or a list, got 5"),
         (CompletionRequest, {"prompt": [None]}, "prompt[0] must be a string or an integer or a list, got null"),
         (CompletionRequest, {}, "prompt is required"),
+        (
+            CompletionRequest,
+            {"messages": [{"role": "user", "content": "x"}]},
+            "prompt is required, got messages, which is a field of /v1/chat/completions: send it there",
+        ),
+        (
+            ChatCompletionRequest,
+            {"prompt": "x"},
+            "messages is required, got prompt, which is a field of /v1/completions: send it there",
+        ),
         (CompletionRequest, {"prompt": "x", "timeout": float("nan")}, "timeout must be a finite number, got NaN"),
         (CompletionRequest, {"prompt": "x", "timeout": float("inf")}, "timeout must be a finite number, got Infinity"),
         (ResponsesRequest, {"input": "x", "max_tokens": 9}, "max_tokens is unknown: did you mean max_output_tokens?"),
@@ -124,13 +135,13 @@ def chat(content: Any, role: str = "user", **fields: Any) -> dict[str, Any]:
             MessagesRequest,
             {"max_tokens": 9, "messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "messages[0].content[0].type must be 'text', 'tool_use', 'tool_result', 'thinking' or the type of "
-            "a hosted tool, got 'image': this server reads text only",
+            "a hosted tool, got 'image': this server reads text only; leave this part out",
         ),
         (
             ResponsesRequest,
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]},
             "input[0].content[0].type must be 'input_text', 'output_text', 'refusal', 'reasoning_text', 'summary_text' "
-            "or 'text', got 'input_image': this server reads text only",
+            "or 'text', got 'input_image': this server reads text only; leave this part out",
         ),
         (ChatCompletionRequest, {**CHAT, "audio": {}}, "audio is not supported: leave it out"),
         (

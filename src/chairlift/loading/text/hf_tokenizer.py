@@ -18,6 +18,9 @@ from chairlift.system.input_files import read_bytes, read_text
 
 ROLES: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 LISTS: Final = ("extra_special_tokens", "additional_special_tokens")
+SLOW_FILES: Final = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+"""Files of tokenizers that are not in `tokenizer.json`."""
+
 SETTINGS: Final = "tokenizer_config.json"
 PROCESSOR_FILES: Final = ("chat_template.json", "processor_config.json")
 """Files in which models with images may have the only copy of their chat template."""
@@ -40,7 +43,12 @@ def folder_tokenizer(folder: Path, *, has_settings: bool = True) -> Tokenizer:
     special_tokens = {role: text for role in ROLES if (text := _text(settings.get(role))) is not None}
     file = folder / "tokenizer.json"
     if not file.is_file():
-        hint = "Convert the slow tokenizer of an older model with transformers' AutoTokenizer and save_pretrained()"
+        hint = (
+            "Download it from the page of the model, or of the base model of a fine-tuned one; an engine without a "
+            "tokenizer (skip_tokenizer_init) takes prompts of token ids"
+        )
+        if any((folder / name).is_file() for name in SLOW_FILES):
+            hint = "Convert the slow tokenizer of an older model with transformers' AutoTokenizer and save_pretrained()"
         if (folder / "tiktoken.model").is_file():
             hint = (
                 "The code of the model reads tiktoken.model, and is not run: convert it with transformers' "

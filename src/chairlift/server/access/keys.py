@@ -118,8 +118,8 @@ def to_toml(record: Mapping[str, object]) -> str:
 
 
 class KeyRing:
-    """All API keys of a server. A server without keys accepts every request as an admin's. Raises ConfigError if two
-    keys have the same name or the same secret.
+    """All API keys of a server. A server without keys accepts every request as an admin's. Raises ConfigError that
+    names two keys with the same name or the same secret.
 
     Args:
         path: the file of the keys; None without a file.
@@ -133,10 +133,12 @@ class KeyRing:
         self._path, self._load, self._version = path, load, _file_version(path)
         self._reloading = asyncio.Lock()
         self.by_tenant: Mapping[str, Key] = {key.tenant: key for key in keys}
-        if len(self.by_tenant) < len(keys):
-            raise ConfigError("two API keys have the same name: give each key a different name")
-        if len({key.digest for key in keys}) < len(keys):
-            raise ConfigError("two API keys have the same secret: give each key a different secret")
+        positions: dict[str | bytes, int] = {}
+        for number, key in enumerate(keys, start=1):
+            for what, value in ((f"name {key.name!r}", key.name), ("secret", key.digest)):
+                if (earlier := positions.setdefault(value, number)) != number:
+                    places = f"{'' if path is None else f'{path}: '}API keys {earlier} and {number}"
+                    raise ConfigError(f"{places} have the same {what}: change or remove one of them")
 
     async def watch(self) -> None:
         """Accept the keys of the file after each change of it, until this call is cancelled; returns without a file."""
@@ -258,7 +260,12 @@ def parse_key(record: Any, where: str) -> Key:
         slo = None if found.slo is None else SLO.from_mapping(found.slo)
     except msgspec.ValidationError as error:
         known = ", ".join(_KeyRecord.__struct_fields__)
-        wrong = re.search(r"`\$\.(?!hash)(\w+)`", str(error))
+        if "`$.hash`" in str(error):
+            raise ConfigError(
+                f"{where}: hash must be sha256: and 64 of 0-9 and a-f, got {len(str(record['hash']))} characters: "
+                "`chairlift key NAME` prints an entry with a new secret and its hash"
+            ) from None
+        wrong = re.search(r"`\$\.(\w+)`", str(error))
         got = "" if wrong is None or str(record[wrong[1]]).startswith("sk-") else f", got {record[wrong[1]]!r:.100}"
         raise ConfigError(
             f"{where}: {error}{got}; the fields are {known}; see docs/guide/serving.md#require-api-keys"

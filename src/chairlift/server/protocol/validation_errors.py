@@ -30,6 +30,13 @@ TAG_FIELDS: Final = ("type", "role")
 MEDIA: Final = re.compile("(input_)?(audio|document|file|image|video)(_url)?")
 """The types of parts of a message that are no text."""
 
+ENDPOINTS: Final = {
+    "messages": "/v1/chat/completions",
+    "prompt": "/v1/completions",
+    "input": "/v1/responses and /v1/embeddings",
+}
+"""Field -> the endpoints that require it."""
+
 PREDICATES: Final = {
     "string_type": "must be a string",
     "int_type": "must be an integer",
@@ -52,6 +59,9 @@ def validation_problem(kind: type[RequestBody], problems: Sequence[ErrorDetails]
     field = problems[0]["loc"][:1]
     errors = [(_path(problem, body), problem) for problem in problems if problem["loc"][:1] == field]
     name, (path, first) = _format_path(field), errors[0]
+    if first["type"] == "missing" and isinstance(body, dict):
+        for other in body.keys() & ENDPOINTS.keys() - kind.model_fields.keys():
+            return f"{name} is required, got {other}, which is a field of {ENDPOINTS[other]}: send it there", name
     if first["type"] == "extra_forbidden" and (meant := _suggestion(kind, path, body)):
         return f"{_format_path(path)} is unknown: {meant}", name
     if too_long := [error for error in errors if error[1]["type"] == "too_long"]:
@@ -144,7 +154,7 @@ def _sentence(path: Path, expected: list[str], problem: ErrorDetails) -> str:
     # A string has single quotes, which need no escapes in the error response.
     shown = repr(got) if isinstance(got, str) else printable(json.dumps(got, ensure_ascii=False, default=repr))
     is_media = path[-1:] == ("type",) and isinstance(got, str) and MEDIA.fullmatch(got) is not None
-    return f"{text}, got {shown:.80}" + (": this server reads text only" if is_media else "")
+    return f"{text}, got {shown:.80}" + (": this server reads text only; leave this part out" if is_media else "")
 
 
 def _expectation(problem: ErrorDetails) -> str:

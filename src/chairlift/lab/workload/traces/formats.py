@@ -79,7 +79,8 @@ def open_text_file(path: Path) -> Iterator[TextIO]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             yield file
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from None
+        hint = "" if path.is_absolute() else f"; the path is relative to {Path.cwd()}"
+        raise ConfigError(f"{path}: cannot be read ({error.strerror or error}){hint}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text ({error})") from None
 

@@ -104,5 +104,9 @@ def detect_trace_format(path: Path) -> str:
         fields = {column.strip() for column in line.split(",")}
     found = [name for name, needed in candidates.items() if needed <= fields]
     if not found:
-        raise ConfigError(f"{path}: not a trace in a known format ({', '.join(FORMATS)}); it starts with {line!r:.120}")
+        needed = "; ".join(f"{name}: {', '.join(sorted(names))}" for name, names in {**COLUMNS, **KEYS}.items())
+        raise ConfigError(
+            f"{path}: not a trace in a known format; it starts with {line!r:.120}. The first line needs the columns or "
+            f"keys of one of these: {needed}; sharegpt is a JSON list"
+        )
     return found[0]
