@@ -468,6 +468,10 @@ class EngineConfig:
 
     def _check_lora(self) -> None:
         modules = self.lora_modules or {}
+        if not self.num_loras and self.max_lora_rank != DEFAULT_MAX_LORA_RANK:
+            raise ConfigError(
+                f"max_lora_rank={self.max_lora_rank} needs lora_modules or max_loras: set one of them, or remove it"
+            )
         if not all(isinstance(text, str) and text for item in modules.items() for text in item):
             raise ConfigError(f"lora_modules must have a path for each name, got {modules!r:.200}")
         if len(modules) > self.num_loras:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from chairlift.config import EngineConfig
+from chairlift.config import FAIR_POLICIES, EngineConfig
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.memory_trimming import limit_arenas, trim_memory
 from chairlift.engine.process.client import EngineClient
@@ -187,8 +187,18 @@ def server_config(config: EngineConfig, access: AccessOptions) -> EngineConfig:
             "length_predictor=oracle needs the output lengths of all requests in advance, which a server does not "
             "have: set --length-predictor history or max_tokens, or use it offline (bench, simulate)"
         )
+    if config.kv in ("pow2", "oracle"):
+        raise ConfigError(
+            f"kv={config.kv} needs the output lengths of all requests in advance, which a server does not have: set "
+            "--kv paged, exact or max, or use it offline (bench, simulate)"
+        )
     config.check_files()
     weights = access.keys.tenant_weights()
+    if weights and config.scheduling_policy not in FAIR_POLICIES:
+        raise ConfigError(
+            f"weight={weights[min(weights)]:g} of API key {min(weights)!r} needs scheduling_policy=fair or dlpm, got "
+            f"{config.scheduling_policy}: set --scheduling-policy fair or dlpm, or remove the weights of keys"
+        )
     return replace(config, tenant_weights=weights) if weights else config
 
 

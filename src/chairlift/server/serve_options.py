@@ -111,6 +111,8 @@ class ServeOptions:
             raise ConfigError(message)
         if self.allow_other_users and self.replicas is None:
             raise ConfigError("allow_other_users has no effect without replicas: remove it")
+        if self.limits.share_prefix_cache and not self.access.keys:
+            raise ConfigError("share_prefix_cache has no effect without API keys, whose requests it is for: remove it")
         if self.models.only_model is not None:
             object.__setattr__(self, "engine", replace(self.engine, model=self.models.only_model))
         if self.engine.lora_modules and not self.models.is_on_demand:

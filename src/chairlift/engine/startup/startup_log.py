@@ -39,6 +39,11 @@ def describe_decoder(
     memory = loaded.choice.memory(loaded.device.type)
     activations = plan_activations(loaded.config, memory, limits, plan.block_size, loaded.kv_layout)
     lines = _describe_pool(plan, limits)
+    if (asked := loaded.engine_config.kv_cache_memory_bytes) is not None and plan.limited_by == "demand":
+        lines.append(
+            f"kv_cache_memory_bytes: asked {format_memory(asked)}, used {format_memory(plan.num_bytes)}, because "
+            f"max_num_seqs={limits.max_num_seqs} requests of max_model_len={limits.max_model_len} tokens need no more"
+        )
     lines.append(
         f"weights: {format_memory(total(loaded.planned_weights))}; activations of a step: at most "
         f"{format_memory(total(activations))}"
