@@ -45,6 +45,10 @@ BENCHMARK = re.compile(r"python3? -m (benchmarks[\w.]*)(?:[^`]*`\s+\(at\s+commit
 DEFINED = re.compile(r"^ *class (\w+)|^ *(\w+)(?:: [^=\n]+)? = |\bimport (?:\(([^)]*)\)|(.*))", re.MULTILINE)
 
 
+MAX_CELL_WORDS = 12
+"""The largest number of words in a cell of the table of features in the README."""
+
+
 def faults_of(faults: Callable[[Path], Iterable[str]], documents: Iterable[Path] = DOCUMENTS) -> list[str]:
     """What a function finds in the documents, each fault after the name of its document."""
     return [f"{document.relative_to(ROOT)}: {fault}" for document in documents for fault in faults(document)]
@@ -254,6 +258,14 @@ def test_the_architecture_names_every_package() -> None:
     named = {name.rstrip("/") for row in rows for name in re.findall(r"`([\w/]+)`", row)}
     packages = {path.parent.name for path in (ROOT / "src" / "chairlift").glob("*/__init__.py")}
     assert packages - named == set()
+
+
+def test_cells_of_the_table_of_features_are_short() -> None:
+    table = text_of(ROOT / "README.md").partition("## What works")[2].partition("\n- ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ")]
+    cells = [cell for row in rows for cell in re.split(r"(?<!\\\\)\|", re.sub(r"\]\([^)]*\)", "]", row))]
+    assert len(rows) > 10
+    assert [cell for cell in cells if len(cell.split()) > MAX_CELL_WORDS] == []
 
 
 @pytest.mark.parametrize(("pattern", "limit"), [("README.md", 150), ("docs/guide/*.md", 250)])

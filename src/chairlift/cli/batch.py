@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from chairlift.cli.console import prepare_engine
+from chairlift.cli.console import check_model, prepare_engine
 from chairlift.config import EngineConfig
 from chairlift.option_sources import with_options
 from chairlift.server.preparation.api_options import ApiOptions
@@ -32,6 +32,7 @@ def batch(
 ) -> None:
     """Answer the requests that have no answer yet."""
     prepare_engine()
+    check_model(config.model, accept_terms=config.accept_terms)
     from chairlift.server.batch.batch_runner import run_batch
 
     summary = run_batch(config, input_file, output, served_model_name, api)

@@ -14,12 +14,18 @@ from typing import Annotated, Any, Final
 from cyclopts import Parameter
 
 from chairlift.cli.chat_engine import AnswerStats, ChatEngine, Message
-from chairlift.cli.console import MODEL_HELP, SAMPLING_DEFAULTS, input_errors_explained, print_error, print_notice
+from chairlift.cli.console import (
+    MODEL_HELP,
+    SAMPLING_DEFAULTS,
+    check_model,
+    input_errors_explained,
+    print_error,
+    print_notice,
+)
 from chairlift.config import EngineConfig
 from chairlift.errors import ChairliftError, ConfigError
 from chairlift.option_sources import with_options
 from chairlift.options import Selection
-from chairlift.system.memory_limits import check_address_space
 
 PARAMETERS: Final[dict[str, Callable[[str], int | float]]] = {
     "temperature": float,
@@ -145,7 +151,7 @@ def chat(
     config: Annotated[EngineConfig, Selection(without=("model", *SAMPLING_DEFAULTS))],
 ) -> None:
     """Read lines of a conversation from the terminal, and answer them."""
-    check_address_space()
+    check_model(model, accept_terms=config.accept_terms)
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if is_terminal:
         print_notice("Loading the model ...")

@@ -53,6 +53,15 @@ def input_errors_explained() -> Iterator[None]:
         ) from None
 
 
+def check_model(model: str | None, *, accept_terms: bool = False) -> None:
+    """Find a model and check its files before torch is imported. Raises ModelLoadError as `resolve_model`, and if a
+    file is damaged; ConfigError if the address space is too small for an engine."""
+    from chairlift.loading.resolve import resolve_model
+
+    check_address_space()
+    resolve_model(model, accept_terms=accept_terms).check()
+
+
 def prepare_engine(log_format: str = "text") -> None:
     """Write the log to standard error, without a traceback for lines that cannot be written.
 

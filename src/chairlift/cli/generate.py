@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from chairlift.cli.console import FLAG, MODEL_HELP, SAMPLING_DEFAULTS, input_errors_explained
+from chairlift.cli.console import FLAG, MODEL_HELP, SAMPLING_DEFAULTS, check_model, input_errors_explained
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.option_sources import with_options
 from chairlift.options import Selection, foreign_advice, unknown_option
-from chairlift.system.memory_limits import check_address_space
 
 if TYPE_CHECKING:
     from chairlift.engine.async_llm import AsyncLLM
@@ -54,11 +53,11 @@ def generate(
     config: Annotated[EngineConfig, Selection(without=("model", *SAMPLING_DEFAULTS))],
 ) -> None:
     """Generate text for prompts. The answer to a single prompt is printed as it is generated."""
-    check_address_space()
     from chairlift.sampling_params import SamplingParams
 
     prompts = _read_prompts(prompt)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k)
+    check_model(model, accept_terms=config.accept_terms)
     asyncio.run(_generate(replace(config, model=model), prompts, params, chat, as_json))
 
 

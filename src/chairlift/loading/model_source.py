@@ -102,6 +102,11 @@ class ModelSource(ABC):
         """Whether the files may hold matrices that are not stored as floats."""
 
     @abstractmethod
+    def check(self) -> None:
+        """Check the files without importing torch, which takes seconds. Raises ModelLoadError if one is damaged, or the
+        architecture is not supported."""
+
+    @abstractmethod
     def _read_config(self) -> ModelConfig:
         """Read the whole configuration."""
 
@@ -143,6 +148,9 @@ class GGUFSource(ModelSource):
 
     def is_quantized(self, config: ModelConfig) -> bool:
         return True
+
+    def check(self) -> None:
+        find_gguf_architecture(self.file.metadata, source=str(self.file.path))
 
     def _read_config(self) -> ModelConfig:
         metadata, source = self.file.metadata, str(self.file.path)
@@ -214,7 +222,19 @@ class FolderSource(ModelSource):
     def is_quantized(self, config: ModelConfig) -> bool:
         return config.quantization is not None and self.path.is_dir()
 
+    def check(self) -> None:
+        self._file_config()
+        for file in self.weight_files():
+            _safetensors_header(file)
+
     def _read_config(self) -> ModelConfig:
+        read = self._file_config()
+        if read.tie_word_embeddings and read.encoder is None and self.path.is_dir() and self._has_own_head(read):
+            return replace(read, tie_word_embeddings=False)
+        return read
+
+    def _file_config(self) -> ModelConfig:
+        """The configuration as it is in the files of JSON."""
         if self._static_folder is not None:
             file = self._static_folder / "model.safetensors"
             return read_hf_config(static_config(_safetensors_header(file), str(file)), source=str(file))
@@ -222,10 +242,7 @@ class FolderSource(ModelSource):
         config = read_json(file)
         if "quantization_config" not in config and (separate := read_json(file.with_name(QUANTIZATION))):
             config["quantization_config"] = {"quant_method": "gptq", **separate}
-        read = read_hf_config(config, source=str(file), generation_config=generation)
-        if read.tie_word_embeddings and read.encoder is None and self.path.is_dir() and self._has_own_head(read):
-            return replace(read, tie_word_embeddings=False)
-        return read
+        return read_hf_config(config, source=str(file), generation_config=generation)
 
     def _has_own_head(self, config: ModelConfig) -> bool:
         """Whether the files have an LM head with other values than the embedding, as transformers 5 looks it up.

@@ -329,6 +329,19 @@ def test_openapi_puts_each_operation_into_one_group(api_server: RunningServer) -
     assert set(map(len, tags.values())) == {1}, tags
 
 
+def test_the_examples_of_bodies_in_the_docs_are_answered(api_server: RunningServer) -> None:
+    described = httpx.get(f"{api_server.url}/openapi.json").json()
+    answered = set()
+    for path, item in described["paths"].items():
+        content = item.get("post", {}).get("requestBody", {}).get("content", {})
+        name = content.get("application/json", {}).get("schema", {}).get("$ref", "").rpartition("/")[2]
+        for example in described["components"]["schemas"].get(name, {}).get("examples", ()):
+            response = httpx.post(f"{api_server.url}{path}", json=example, timeout=60)
+            assert response.status_code == 200, (path, response.text)
+            answered.add(name)
+    assert answered == {"ChatCompletionRequest", "CompletionRequest", "ResponsesRequest"}
+
+
 @pytest.mark.parametrize(
     ("name", "fields"),
     [

@@ -73,7 +73,7 @@ class ProcessClient(EngineClient):
         turn_folder: the folder of the StepTurn of all engines that use the same CPU cores; None if there is one engine.
 
     Raises:
-        ModelLoadError: the model cannot be found.
+        ModelLoadError: the model cannot be found, or a file is damaged.
     """
 
     def __init__(
@@ -89,6 +89,7 @@ class ProcessClient(EngineClient):
         self._config = config
         self._command = command
         self._source = resolve_model(config.model, accept_terms=config.accept_terms)
+        self._source.check()
         self._in_flight = InFlightRequests()
         self._watchdog = Watchdog(watchdog_timeout)
         limit = max(watchdog_timeout, FIRST_START_SECONDS) if watchdog_timeout else 0.0

@@ -86,6 +86,11 @@ class StoredItems(Protocol):
     def add(self, response_id: str, previous: str | None, given: list[bytes], output: list[dict[str, Any]]) -> None: ...
 
 
+def example_bodies(**fields: Any) -> ConfigDict:
+    """The configuration of a body that has an example with these fields in /docs."""
+    return ConfigDict(json_schema_extra={"examples": [fields]})
+
+
 class RequestBody(BaseModel):
     """A JSON object in a request. Unknown fields are rejected, and types are not converted.
 

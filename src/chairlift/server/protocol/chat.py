@@ -21,6 +21,7 @@ from chairlift.server.protocol.base import (
     ReceivedObject,
     Timings,
     UsageInfo,
+    example_bodies,
     omitted_if_null,
 )
 from chairlift.server.protocol.compatibility_fields import ChatCompatibilityFields
@@ -166,6 +167,9 @@ ChatMessage = Annotated[PromptMessage | AssistantMessage | ToolMessage, Field(di
 class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
     """The body of POST /v1/chat/completions."""
 
+    model_config = example_bodies(
+        messages=[{"role": "user", "content": "What is the capital of France?"}], max_tokens=32, temperature=0
+    )
     content_fields = ("messages", "tools", "documents", "chat_template_kwargs")
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: int | None = None

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from chairlift.errors import RequestError
 from chairlift.sampling_params import SamplingDefaults, SamplingParams
-from chairlift.server.protocol.base import MAX_PROMPTS, Timings, UsageInfo, as_list, omitted_if_null
+from chairlift.server.protocol.base import MAX_PROMPTS, Timings, UsageInfo, as_list, example_bodies, omitted_if_null
 from chairlift.server.protocol.compatibility_fields import CompletionsCompatibilityFields
 from chairlift.server.protocol.sampling import SamplingFields
 
@@ -16,6 +16,7 @@ from chairlift.server.protocol.sampling import SamplingFields
 class CompletionRequest(SamplingFields, CompletionsCompatibilityFields):
     """The body of POST /v1/completions."""
 
+    model_config = example_bodies(prompt="The capital of France is", max_tokens=8, temperature=0)
     content_fields = ("prompt",)
     prompt: (
         str

@@ -15,6 +15,7 @@ from chairlift.server.protocol.base import (
     StoredItems,
     Timings,
     advisory,
+    example_bodies,
     omitted_if_null,
 )
 from chairlift.server.protocol.chat import ChatCompletionRequest
@@ -71,6 +72,7 @@ class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
         "response_format": "text",
         "reasoning_effort": "reasoning",
     }
+    model_config = example_bodies(input="What is the capital of France?", max_output_tokens=32, temperature=0)
     content_fields = ("input", "chat_template_kwargs")
     input: str | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
     store: bool | None = Field(None, description="false: no later request refers to the response. Default: true.")

@@ -37,7 +37,8 @@ class AccessLog:
 
 
 def _fields(call: Call, sequences: list[ObservedRequest]) -> dict[str, Any]:
-    """The fields of a line, without empty ones. Times are in seconds, and numbers of tokens are sums over sequences."""
+    """The fields of a line, without empty ones. `time` is the start of a call. Durations are in seconds, and numbers of
+    tokens are sums over sequences."""
     fields: dict[str, Any] = {
         "time": format_time(call.time),
         "level": "ERROR" if call.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "INFO",
@@ -48,6 +49,7 @@ def _fields(call: Call, sequences: list[ObservedRequest]) -> dict[str, Any]:
         "status": call.status,
         "reason": call.reason,
         "duration": round(call.seconds, 6),
+        "end": format_time(call.time + call.seconds),
         "is_disconnected": call.is_disconnected or None,
         "request_id": call.response_id,
         "ignored": ",".join(call.ignored),
