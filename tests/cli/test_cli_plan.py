@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 
+from chairlift.engine.startup.required_memory import SERVER_PROCESSES_BYTES
 from chairlift.errors import ChairliftError, ConfigError
 from chairlift.lab.sim.devices import DEVICES
 from support.command_runner import CommandResult, invoke, run_arguments
@@ -69,7 +70,7 @@ def test_a_shape_on_a_device_gives_tables_and_a_command_or_one_json_line() -> No
 )
 def test_the_command_starts_what_was_planned(options: list[str], tiny_model_dir: Callable[..., Path]) -> None:
     load = ["--input-len", "uniform:1..30", "--output-len", "uniform:1..30"]
-    record = record_of(str(tiny_model_dir("llama")), "--memory", "16MiB", *options, *load)
+    record = record_of(str(tiny_model_dir("llama")), "--memory", "320MiB", *options, *load)
     served = served_with(record["serve"])["config"]
     assert served.model == str(tiny_model_dir("llama"))
     assert served.num_kv_blocks == record["num_kv_blocks"]
@@ -115,8 +116,13 @@ def test_the_default_memory_is_that_of_serve(tiny_model_dir: Callable[..., Path]
     folder = str(tiny_model_dir("llama"))
     free, given = record_of(folder), record_of(folder, "--memory", "1GiB")
     assert free["memory_bytes"] != given["memory_bytes"] == 1 << 30
+    planned = given["weight_bytes"] + given["activation_bytes"] + given["kv_bytes"]
+    assert free["process_bytes"] == given["process_bytes"] == SERVER_PROCESSES_BYTES
+    assert planned <= (1 << 30) - SERVER_PROCESSES_BYTES
+    error = run(folder, "--memory", "300MiB").exception
+    assert "memory=300 MiB without 304 MiB for the processes leaves nothing for K and V" in str(error)
     device = record_of(folder, "--device", "H200")
-    assert device["memory_bytes"] == DEVICES["H200"].memory_bytes
+    assert (device["memory_bytes"], device["process_bytes"]) == (DEVICES["H200"].memory_bytes, 0)
     assert served_with(device["serve"])["config"].device == "cuda"
 
 

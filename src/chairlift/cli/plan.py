@@ -51,7 +51,7 @@ class PlanOptions:
     )
     memory: int | None = option(
         None,
-        "Memory for weights, activations, K and V, such as 24GiB. Default: as in chairlift serve.",
+        "Memory for processes, weights, activations, K and V, such as 24GiB. Default: as in chairlift serve.",
         parse=parse_memory,
     )
     device: str = option("cpu", "cpu, cuda, A100-40GB, A100-80GB, H100-SXM, H200, or a file of simulate --calibrate.")

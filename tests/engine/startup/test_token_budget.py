@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.engine.startup.token_budget import (
     DECODE_TARGET_SECONDS,
+    MAX_ROUNDS,
     MEASURING_SECONDS,
     PREFILL_TARGET_SECONDS,
     PROBE_CONTEXT,
@@ -26,6 +27,7 @@ from chairlift.engine.startup.token_budget import (
     ChunkTimer,
     SecondsOf,
     describe_chunks,
+    fastest_round,
     fit_step_time,
     measure_rows,
     measure_steps,
@@ -88,6 +90,26 @@ def test_the_faster_of_two_measurements_is_used() -> None:
     assert measured == fit_step_time({PROBES[0]: 0.008, PROBES[1]: 0.02}, context=0, per_pair=0.0)
 
 
+def test_a_busy_start_is_measured_until_two_rounds_agree(caplog: pytest.LogCaptureFixture) -> None:
+    def rounds(*factors: float) -> Iterator[StepTime]:
+        return iter([StepTime(0.001 * factor, 0.0005 * factor, 0.0, 0.2, 1.0) for factor in factors])
+
+    def fastest(*factors: float) -> float:
+        left = rounds(*factors)
+        found = fastest_round(lambda: next(left))
+        assert found is not None
+        assert not [*left], "no further round is needed"
+        return found.per_token / 0.0005
+
+    assert fastest(1.0, 1.05) == 1.0
+    assert fastest(9.0, 4.0, 1.04, 1.0) == 1.0
+    assert not caplog.records
+    assert fastest(*(2.0**power for power in range(MAX_ROUNDS))) == 1.0
+    assert "differ between 6 rounds" in caplog.text
+    assert "load average" in caplog.text
+    assert fastest_round(lambda: None) is None
+
+
 def test_the_line_at_the_start_describes_chunks_at_the_begin_and_after_a_long_context() -> None:
     step_time = StepTime(0.01, 0.002, 1e-6, DECODE_TARGET_SECONDS, PREFILL_TARGET_SECONDS)
     assert describe_chunks(step_time, 512, 2048) == (
@@ -133,7 +155,8 @@ def test_an_engine_measures_the_time_of_steps_and_logs_the_sizes_of_chunks(
     assert event.step_time is not None
     assert event.step_time["per_token"] == pytest.approx(0.00125)
     context = event.max_model_len - 1 - 128
-    assert probed == [(8, context)] * 2 + [(32, context)] * 2, "128 tokens would take too long"
+    of_a_round = [(8, context)] * 2 + [(32, context)] * 2
+    assert probed == of_a_round * 2, "128 tokens would take too long, and two rounds agree"
     assert caplog.messages[-1].startswith("max_num_batched_tokens=512: on this machine chunks of a prompt have up to ")
     assert started(tiny_model_dir("llama"), max_num_seqs=600).max_num_batched_tokens == 600
     assert started(tiny_model_dir("llama"), num_kv_blocks=1, block_size=8).step_time is None, (
@@ -166,7 +189,7 @@ def test_engines_over_one_model_measure_once(
     loaded = load_model(config)
     times = {build_engine(config, loaded=loaded).facts.scheduler_config.step_time for _ in range(3)}
     assert len(times) == 1
-    assert [num_tokens for num_tokens, _context in probed] == [8, 8, 32, 32]
+    assert [num_tokens for num_tokens, _context in probed] == [8, 8, 32, 32] * 2
 
 
 @needs_native

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -28,7 +29,7 @@ from chairlift.engine.startup.pool_plan import (
 from chairlift.engine.startup.pooling_options import with_pooled_prefixes
 from chairlift.engine.startup.prepared_engine import PreparedEngine
 from chairlift.engine.startup.startup_log import describe_decoder
-from chairlift.engine.startup.token_budget import ChunkTimer, measure_rows, measure_steps
+from chairlift.engine.startup.token_budget import ChunkTimer, fastest_round, measure_rows, measure_steps
 from chairlift.errors import ConfigError
 from chairlift.kernels.kernel_set import find_kernel_set
 from chairlift.loading.text.tokenizer import Tokenizer
@@ -180,7 +181,7 @@ def measured_step_time(
         return None
     if loaded.step_time is None:
         timer = make_timer(loaded)
-        loaded.step_time = measure_steps(timer.seconds_of, timer.longest)
+        loaded.step_time = fastest_round(partial(measure_steps, timer.seconds_of, timer.longest))
     return loaded.step_time
 
 

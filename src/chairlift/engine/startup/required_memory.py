@@ -17,6 +17,11 @@ PROCESS_BYTES: Final = 256 << 20
 """Memory of an engine process without a model: Python, the libraries of torch, tokenizer and message buffers. With
 torch 2.13 it is about 215 MiB."""
 
+SERVER_PROCESSES_BYTES: Final = 304 << 20
+"""Memory of the two processes of a server without its model: the sum of their proportional set sizes (Pss in
+/proc/PID/smaps_rollup) after 100 chats, less the planned weights, activations, K and V. With torch 2.13 and the default
+model it is about 275 MiB, of which the HTTP process has 110."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequiredMemory:

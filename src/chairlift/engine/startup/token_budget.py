@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +13,10 @@ from typing import Final
 from chairlift.outputs import NewRequest, SchedulerOutput
 from chairlift.sampling_params import SamplingParams
 from chairlift.step_time import CHUNK_MULTIPLE, RowTime, StepTime
+from chairlift.system.cpu_topology import allowed_cpus
 from chairlift.worker.model_runner import ModelRunner
+
+logger = logging.getLogger("chairlift")
 
 DECODE_TARGET_SECONDS: Final = 0.2
 """The limit of MLPerf Inference for Llama 2 70B (server scenario, 99th percentile of TPOT)."""
@@ -32,6 +37,13 @@ REPEATS: Final = 2
 """Each chunk is timed this often, and the fastest time is used, because the first run touches new memory."""
 
 MEASURING_SECONDS: Final = 0.25
+
+MAX_ROUNDS: Final = 6
+AGREEMENT: Final = 1.1
+"""Largest ratio of the two fastest rounds that agree."""
+
+REFERENCE_TOKENS: Final = 256
+"""Tokens of the chunk by whose estimated time rounds are compared."""
 
 ROW_PROBES: Final = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of rows of the steps whose time decides how many draft tokens pay."""
@@ -90,6 +102,31 @@ def measure_steps(seconds_of: SecondsOf, longest: int) -> StepTime | None:
         seconds = min(seconds_of(num_tokens, long_context) for _ in range(REPEATS))
         per_pair = max(seconds - times[num_tokens], 0.0) / (num_tokens * (long_context - context))
     return fit_step_time(times, context, per_pair)
+
+
+def fastest_round(measure: Callable[[], StepTime | None]) -> StepTime | None:
+    """Repeat a measurement until the two fastest results agree, at most MAX_ROUNDS times, and return the fastest one.
+
+    Other processes make steps slower, never faster, so a server that starts with its machine must not keep the times
+    of that moment. A warning says if no two rounds agree.
+    """
+    rounds: list[StepTime] = []
+    while len(rounds) < MAX_ROUNDS:
+        if (step_time := measure()) is None:
+            return None
+        rounds.append(step_time)
+        seconds = sorted(each.fixed + each.chunk_seconds(0, REFERENCE_TOKENS) for each in rounds)
+        if len(rounds) > 1 and seconds[1] <= seconds[0] * AGREEMENT:
+            break
+    else:
+        logger.warning(
+            "the measured times of steps differ between %d rounds (%.0f to %.0f ms for %d tokens; load average %.1f on "
+            "%d CPUs), so chunks of prompts may be smaller than this machine allows: stop other work and restart, or "
+            "set max_num_batched_tokens",
+            *(MAX_ROUNDS, seconds[0] * 1e3, seconds[-1] * 1e3, REFERENCE_TOKENS),
+            *(os.getloadavg()[0], len(allowed_cpus())),
+        )
+    return min(rounds, key=lambda each: each.fixed + each.chunk_seconds(0, REFERENCE_TOKENS))
 
 
 def measure_rows(seconds_of: SecondsOf, longest: int, max_rows: int | None = None) -> RowTime | None:

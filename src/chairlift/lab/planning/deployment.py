@@ -8,6 +8,7 @@ from typing import Final
 
 from chairlift.config import EngineConfig
 from chairlift.engine.startup.pool_plan import FREE_MEMORY_SHARE
+from chairlift.engine.startup.required_memory import SERVER_PROCESSES_BYTES
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import choose_kernels
 from chairlift.lab.bench.workload_options import DEFAULT_INPUT_LEN, DEFAULT_OUTPUT_LEN, WorkloadOptions
@@ -40,7 +41,7 @@ def plan_deployment(
     Args:
         config: the options of the engine, whose `device` has no effect.
         device: cpu, cuda, the name of a known device, or a calibration file, which describes a CPU.
-        memory_bytes: memory for weights, activations, K and V together; None for the same as in `chairlift serve`.
+        memory_bytes: memory for processes, weights, activations, K and V together; None for that of this machine.
         max_tokens: the distribution of `max_tokens`, or a number; None for the true output lengths.
 
     Raises:
@@ -58,6 +59,7 @@ def plan_deployment(
         free_share=free_share,
         hardware=hardware,
         replicas=replicas,
+        process_bytes=SERVER_PROCESSES_BYTES if kind == CPU else 0,
     )
 
 

@@ -32,13 +32,14 @@ def _memory_table(plan: DeploymentPlan) -> Table:
         caption += f", in {memory.free_share:.0%} of the memory that weights and activations leave"
     title = f"{plan.model.name} on {memory.choice.kernels} kernels in {memory.choice.dtype}"
     sizes = [
+        ("processes", plan.process_bytes or None),
         ("weights", total(memory.weights)),
         ("activations of a step, maximum", total(memory.activations)),
         ("KV pool", pool.kv_bytes),
         *_state_rows(pool),
         *([(f"swap space of {pool.num_swap_blocks:,} blocks", pool.swap_bytes)] if pool.num_swap_blocks else []),
         ("K and V of one token", memory.token_bytes),
-        ("available memory", memory.memory_bytes),
+        ("available memory", memory.memory_bytes and memory.memory_bytes + plan.process_bytes),
     ]
     rows = [(label, f"{size:,}", number(size / (1 << 20))) for label, size in sizes if size is not None]
     return make_table(title, ["memory", "bytes", "MiB"], caption, rows=rows)

@@ -31,6 +31,7 @@ from chairlift.lab.sim.simulator import SimConfig
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.torch_operations import fallback_notes
 from chairlift.policy_class import is_paged
+from chairlift.system.memory_amounts import format_memory
 
 MAX_DRAWS: Final = 20
 """Maximum number of draws of lengths for which the requests that fit are counted under a policy."""
@@ -85,6 +86,7 @@ class DeploymentPlan:
         serve: the command that starts the planned engine.
         notes: remarks for the report.
         replicas: the number of engines of which each is planned.
+        process_bytes: memory of the processes themselves, which the plan leaves to them.
     """
 
     model: PlannedModel
@@ -97,6 +99,7 @@ class DeploymentPlan:
     serve: str
     notes: list[str]
     replicas: int
+    process_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """The plan for JSON, in bytes and seconds."""
@@ -106,7 +109,8 @@ class DeploymentPlan:
             "replicas": self.replicas,
             "load": self.load.to_dict(),
             **{name: getattr(memory.choice, name) for name in ("kernels", "dtype", "kv_cache_dtype", "quantization")},
-            "memory_bytes": memory.memory_bytes,
+            "memory_bytes": None if memory.memory_bytes is None else memory.memory_bytes + self.process_bytes,
+            "process_bytes": self.process_bytes,
             "weight_bytes": total(memory.weights),
             "activation_bytes": total(memory.activations),
             **{name: getattr(pool, name) for name in POOL_FIELDS},
@@ -132,12 +136,13 @@ def make_plan(
     free_share: float = 1.0,
     hardware: Device | None = None,
     replicas: int = 1,
+    process_bytes: int = 0,
 ) -> DeploymentPlan:
     """Plan an engine, or each of several replicas on one machine.
 
     Args:
         config: the configuration of `chairlift serve`; its `model` is ignored.
-        memory_bytes: memory for weights, activations, K and V together. It is required unless `config` has
+        memory_bytes: memory for processes, weights, activations, K and V together. It is required unless `config` has
             num_kv_blocks or kv_cache_memory_bytes, which it cannot be combined with. Replicas share it equally.
         free_share: share of the memory left by weights and activations that K and V get.
         hardware: the device whose roofline times the steps; None predicts no times.
@@ -146,8 +151,11 @@ def make_plan(
         ConfigError: the memory is too small, or an option cannot be honoured. The message has the arithmetic.
     """
     _check(config, load, memory_bytes, hardware)
-    own_bytes = None if memory_bytes is None else memory_bytes // replicas
-    memory = plan_memory(config, model.config, model.formats, own_bytes, free_share)
+    own_bytes, budget = None if memory_bytes is None else memory_bytes // replicas, None
+    if own_bytes is not None and process_bytes:
+        budget = f"memory={format_memory(own_bytes)} without {format_memory(process_bytes)} for the processes"
+        own_bytes = max(0, own_bytes - process_bytes)
+    memory = plan_memory(config, model.config, model.formats, own_bytes, free_share, budget=budget)
     pool = memory.kv_pool
     limits = replace(config.scheduler_config(pool.max_model_len), speculative_config=None)
     fit = compute_pool_capacity(pool, limits, load.lengths(pool.max_model_len))
@@ -166,7 +174,7 @@ def make_plan(
         serve += f" --replicas {replicas}"
         shared = f"The plan applies to each of {replicas} replicas, which share the memory and the requests; together "
         notes.insert(0, f"{shared}they run {replicas * fit.num_running} requests.")
-    return DeploymentPlan(model, config, load, memory, fit, policies, speed, serve, notes, replicas)
+    return DeploymentPlan(model, config, load, memory, fit, policies, speed, serve, notes, replicas, process_bytes)
 
 
 def _check(config: EngineConfig, load: PlannedWorkload, memory_bytes: int | None, hardware: Device | None) -> None:
