@@ -21,7 +21,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native stub configure serve lesson test test-on-cluster fuzz fuzz-api fuzz-cost soak soak-attack test-pages test-clients findings load-test test-wheel test-install test-without-compiler sanitize sanitize-address sanitize-thread check format bench wheel release clean
+.PHONY: help venv native stub configure serve lesson test test-on-cluster docs-check fuzz fuzz-api fuzz-cost soak soak-attack test-pages test-clients findings load-test test-wheel test-install test-without-compiler sanitize sanitize-address sanitize-thread check format bench wheel release clean
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,9 @@ ON_CLUSTER := server_api api_chat api_completions api_messages api_matrix api_fa
 
 test-on-cluster: venv ## Run tests of the API on a cluster with one replica in this process.
 	TEST_ON_CLUSTER=1 $(BIN)/python -m $(PYTEST) $(ON_CLUSTER:%=tests/server/api/test_%.py) $(ARGS)
+
+docs-check: venv ## Run the commands of README and guides whose output is shown, and compare it (ARGS="README.md").
+	$(BIN)/python -m tools.docs_check $(ARGS)
 
 fuzz: venv ## Fuzz model files, option files and batch lines for five minutes (ARGS="--minutes 30 --target safetensors").
 	$(BIN)/python -m tools.fuzz $(ARGS)
