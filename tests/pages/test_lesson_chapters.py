@@ -22,7 +22,7 @@ PLAYED = ("static", "continuous", "memory", "pool", "sharing")
 def lesson_url(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("tiny-model", numbered=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data_module, "NUM_EXPLORED", 8)
+        patch.setattr(data_module, "MAX_EXPLORED", 8)
         patch.setattr(summary, "NUM_SIMULATED", 40)
         write_page(page_data(tiny_lesson(folder)), folder / "lesson.html")
     return (folder / "lesson.html").as_uri()

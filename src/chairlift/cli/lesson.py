@@ -25,6 +25,13 @@ def lesson(
     num_requests: Annotated[
         int, Parameter(validator=Number(gte=32, lte=1000), help="Number of requests. Fewer are faster.")
     ] = 96,
+    max_tokens: Annotated[
+        int,
+        Parameter(
+            validator=Number(gte=1, lte=160),
+            help="Declared by requests, and reserved under exact. Longer answers declare their length.",
+        ),
+    ] = 112,
 ) -> None:
     """Serve the same requests in static batches, with reservations and with paging, and write a page that shows it."""
     check_writable("output", output)
@@ -41,7 +48,7 @@ def lesson(
         from chairlift.lab.lesson.summary import lesson_table
         from chairlift.lab.tables import print_parts
     with progress_bar(f"serve the requests under {len(POLICIES)} policies", len(POLICIES) * num_requests) as advance:
-        measured = run_lesson(lesson_config(), lesson_options(seed, num_requests), ProgressSink(advance))
+        measured = run_lesson(lesson_config(), lesson_options(seed, num_requests, max_tokens), ProgressSink(advance))
     with progress_bar("simulate positions of the sliders", num_results()) as advance:
         data = page_data(measured, advance)
     write_page(data, output)

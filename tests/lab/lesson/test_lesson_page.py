@@ -46,7 +46,7 @@ def counted() -> list[str]:
 @pytest.fixture(scope="module")
 def data(lesson: Lesson, counted: list[str]) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data_module, "NUM_EXPLORED", 8)
+        patch.setattr(data_module, "MAX_EXPLORED", 8)
         patch.setattr(summary, "NUM_SIMULATED", 40)
         return page_data(lesson, lambda: counted.append("result"))
 
@@ -93,6 +93,15 @@ def test_the_explorer_shows_what_the_scheduler_does(data: dict[str, Any]) -> Non
     assert results["static/exact|8|none|100"]["busy"] == pytest.approx(results["static/exact|8|none|100"]["seats"], 0.1)
     wide = results["static/exact|8|large|100"]
     assert wide["busy"] < 0.7 * wide["seats"]
+
+
+def test_no_two_policies_have_the_same_result_at_the_first_position(data: dict[str, Any]) -> None:
+    """The sliders start at 16 seats, large spread and max_tokens=100."""
+    explorer = data["explorer"]
+    assert (explorer["seats"][2], explorer["spreads"][2], explorer["limits"][2]) == (16, "large", "100")
+    names = ["static/exact|16|large|100", "exact|16|large|100", "max|16|large|", "pow2|16|large|", "paged|16|large|fcfs"]
+    rows = [{name: explorer["results"][key][name] for name in (*SLOT_KINDS, "seats")} for key in names]
+    assert all(one != other for index, one in enumerate(rows) for other in rows[:index])
 
 
 def test_short_requests_first_have_a_lower_median(data: dict[str, Any]) -> None:

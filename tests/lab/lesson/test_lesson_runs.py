@@ -9,13 +9,21 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from chairlift.events import Event, EventList, Step
+from chairlift.events import Event, EventList, RequestArrived, Step
 from chairlift.lab.bench.compare import run_compare
 from chairlift.lab.bench.policies import ComparedPolicy
 from chairlift.lab.bench.simulation import ProgressSink
 from chairlift.lab.lesson import summary
-from chairlift.lab.lesson.runs import POLICIES, Lesson, lesson_options, run_lesson, simulated_events
-from chairlift.lab.lesson.summary import ROWS, lesson_reasons, lesson_rows, lesson_table, lesson_values
+from chairlift.lab.lesson.runs import (
+    GENEROUS_MAX_TOKENS,
+    POLICIES,
+    TITLES,
+    Lesson,
+    lesson_options,
+    run_lesson,
+    simulated_events,
+)
+from chairlift.lab.lesson.summary import ROWS, lesson_bars, lesson_reasons, lesson_rows, lesson_table, lesson_values
 from support.command_runner import invoke
 from support.tiny_engine import CONFIG
 from support.tiny_lesson import tiny_config, tiny_lesson
@@ -75,14 +83,36 @@ def test_the_bar_counts_the_requests_of_all_runs(small_lesson: Lesson, advanced:
 
 
 def test_the_policies_differ_as_published(lesson: Lesson) -> None:
-    static, reserved, pow2, paged = (lesson_values(lesson, policy.name) for policy in POLICIES)
+    static, reserved, exact, pow2, paged = (lesson_values(lesson, policy.name) for policy in POLICIES)
     assert static["mean_batch_size"] > 2 * static["mean_busy_seats"], "seats of finished requests are idle"
     assert reserved["mean_batch_size"] == reserved["mean_busy_seats"] <= 7
-    assert static["num_steps"] > reserved["num_steps"] > pow2["num_steps"] > paged["num_steps"]
-    assert static["token_states"] < reserved["token_states"] < pow2["token_states"] < paged["token_states"]
+    assert static["num_steps"] > reserved["num_steps"] > exact["num_steps"] > pow2["num_steps"] > paged["num_steps"]
+    states = [each["token_states"] for each in (static, reserved, exact, pow2, paged)]
+    assert states == sorted(set(states))
     assert reserved["waste"] > 0.7 > 0.15 > paged["waste"]
-    assert reserved["internal"] > pow2["internal"] > paged["internal"]
-    assert lesson_values(lesson, "static/exact")["speedup"] == 1.0
+    assert reserved["internal"] > exact["internal"] > pow2["internal"] > paged["internal"]
+    assert lesson_values(lesson, "static")["speedup"] == 1.0
+
+
+def test_only_exact_depends_on_the_declared_max_tokens(lesson: Lesson) -> None:
+    declared = {run: [e.max_tokens for e in lesson.events[run] if isinstance(e, RequestArrived)] for run in TITLES}
+    lengths = [e.output_len or 0 for e in lesson.events["exact"] if isinstance(e, RequestArrived)]
+    assert declared["exact"] == [max(GENEROUS_MAX_TOKENS, length) for length in lengths] == declared["paged"]
+    workload = lesson_options(0, 96, max_tokens=160).workload(CONFIG["vocab_size"], token_round=1)
+    for policy in POLICIES:
+        events = simulated_events(lesson.started, lesson.cost_model, policy, workload)
+        is_same = [s.request_ids for s in untimed_steps(events)] == [
+            s.request_ids for s in untimed_steps(lesson.events[policy.name])
+        ]
+        assert is_same == (policy.name != "exact"), policy.name
+
+
+def test_every_bar_adds_up_to_the_pool(lesson: Lesson) -> None:
+    bars = lesson_bars(lesson)
+    assert [bar["title"] for bar in bars] == list(TITLES.values())
+    for bar in bars:
+        assert sum(bar["measured"].values()) == pytest.approx(1)
+    assert [len(bar["published"]) for bar in bars] == [0, 4, 0, 4, 1]
 
 
 def test_every_row_has_the_measured_and_the_published_values(lesson: Lesson) -> None:
@@ -90,7 +120,7 @@ def test_every_row_has_the_measured_and_the_published_values(lesson: Lesson) -> 
     assert len(rows) == len(ROWS)
     assert all(cell for row in rows for cell in row["measured"])
     published = {row["label"]: row["published"] for row in rows if row["published"]}
-    assert published["KV slots: token states, %"] == ["", "20.4", "26.8", "96.3"]
+    assert published["KV slots: token states, %"] == ["", "20.4", "", "26.8", "96.3"]
     file = io.StringIO()
     Console(file=file, width=80).print(lesson_table(lesson))
     assert max(map(len, file.getvalue().splitlines())) <= 80
@@ -109,7 +139,7 @@ def test_the_reason_of_memory_names_a_pool_that_is_never_full(small_lesson: Less
     assert "where none waited" in lesson_reasons(small_lesson)[-1]
 
 
-@pytest.mark.parametrize("arguments", [["--num-requests", "31"], ["--num-requests", "1001"], ["--seed", "-1"]])
+@pytest.mark.parametrize("arguments", [["--num-requests", "31"], ["--num-requests", "1001"], ["--seed", "-1"], ["--max-tokens", "161"]])
 def test_the_command_checks_its_options(arguments: list[str]) -> None:
     found = invoke(["lesson", *arguments])
     assert found.exit_code == 2

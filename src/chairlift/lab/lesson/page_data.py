@@ -12,8 +12,8 @@ from chairlift.core.factory import KVPool
 from chairlift.events import Event, EventList, RequestArrived, Step
 from chairlift.lab.bench.machine import machine_caption
 from chairlift.lab.bench.policies import parse_policies
-from chairlift.lab.lesson.runs import POLICIES, TITLES, VOCAB_SIZE, Lesson
-from chairlift.lab.lesson.summary import SOURCES, lesson_reasons, lesson_rows
+from chairlift.lab.lesson.runs import POLICIES, TITLES, VOCAB_SIZE, Lesson, declare
+from chairlift.lab.lesson.summary import SOURCES, lesson_bars, lesson_reasons, lesson_rows
 from chairlift.lab.report.recorded_run import RecordedRun
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.simulator import SimConfig, simulate
@@ -26,8 +26,8 @@ MAX_STEPS: Final = 240
 SEATS: Final = (4, 8, 16, 32)
 SPREADS: Final = {"none": "fixed:24", "medium": "uniform:1..47", "large": "exp:24,1..100"}
 """Output lengths with the same mean."""
-LIMITS: Final = {"true length": 0, "100": 100, "all that fits": None}
-"""`max_tokens` of the requests by name: 0 is the true output length."""
+LIMITS: Final = {"true length": 0, "50": 50, "100": 100, "all that fits": None}
+"""`max_tokens` of the requests by name, or the length of a longer answer."""
 ORDERS: Final = ("fcfs", "srpt", "mlfq")
 """The orders of the queue under `paged`; the others order requests of one client in the same way as fcfs."""
 DECLARING: Final = parse_policies("static/exact,exact")
@@ -41,7 +41,7 @@ EXPLORED: Final = {
     "paged": "continuous, paged",
 }
 """The titles of the policies in the last chapter."""
-NUM_EXPLORED: Final = 64
+MAX_EXPLORED: Final = 96
 
 
 def page_data(lesson: Lesson, on_result: Callable[[], object] = lambda: None) -> dict[str, Any]:
@@ -59,6 +59,7 @@ def page_data(lesson: Lesson, on_result: Callable[[], object] = lambda: None) ->
                  for name, run in lesson.runs.items()},
         "sharing": [_record(event) for event in sharing_events()],
         "rows": lesson_rows(lesson),
+        "bars": lesson_bars(lesson),
         "sources": SOURCES,
         "reasons": lesson_reasons(lesson),
         "explorer": explorer(lesson, on_result),
@@ -116,15 +117,15 @@ def explorer(lesson: Lesson, on_result: Callable[[], object]) -> dict[str, Any]:
     Policies that do not reserve `max_tokens` have "" in its place, and "paged" has the order of the queue.
     """
     results: dict[str, dict[str, float]] = {}
+    num_requests = min(lesson.options.num_prompts or MAX_EXPLORED, MAX_EXPLORED)
     for seats, (spread, lengths) in product(SEATS, SPREADS.items()):
-        load = replace(lesson.options, num_prompts=NUM_EXPLORED, output_len=lengths)
+        load = replace(lesson.options, num_prompts=num_requests, output_len=lengths, max_tokens=None)
         workload = load.workload(VOCAB_SIZE, token_round=1)
         cases = [(policy, name) for policy in DECLARING for name in LIMITS]
         cases += [(policy, name) for policy in OTHERS for name in (ORDERS if policy.name == "paged" else ("",))]
         for policy, name in cases:
             order = name if name in ORDERS else "fcfs"
-            limit = LIMITS.get(name)
-            declared = [replace(item, max_tokens=item.output_len if limit == 0 else limit) for item in workload]
+            declared = declare(workload, LIMITS.get(name))
             run = lesson.simulate(
                 policy, declared, max_num_seqs=seats, scheduling_policy=order, length_predictor="oracle"
             )
@@ -137,7 +138,7 @@ def explorer(lesson: Lesson, on_result: Callable[[], object]) -> dict[str, Any]:
         "orders": ORDERS,
         "declaring": [policy.name for policy in DECLARING],
         "policies": [{"name": name, "title": title} for name, title in EXPLORED.items()],
-        "num_requests": NUM_EXPLORED,
+        "num_requests": num_requests,
         "error": lesson.cost_model.error.median,
         "results": results,
     }

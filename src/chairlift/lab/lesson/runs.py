@@ -19,24 +19,29 @@ from chairlift.lab.bench.benchmark_result import BenchmarkResult, RunValues
 from chairlift.lab.bench.compare import TokenCheck, run_compare, with_max_tokens
 from chairlift.lab.bench.policies import ComparedPolicy, parse_policies
 from chairlift.lab.bench.simulation import sim_config_from_recording
+from chairlift.lab.bench.workload_options import Tokenize
 from chairlift.lab.report.recorded_run import RecordedRun, recorded_run
 from chairlift.lab.sim.cost_model import CostModel
 from chairlift.lab.sim.fitted_cost_model import FittedCostModel, fit_cost_model
 from chairlift.lab.sim.simulator import simulate
 from chairlift.lab.workload.request import WorkloadRequest
 
-POLICIES: Final = parse_policies("static/exact,max,pow2,paged")
+POLICIES: Final = parse_policies("static,max,exact,pow2,paged")
 """The policies in the order of the lesson; the first one is the baseline."""
 
 TITLES: Final = {
-    "static/exact": "static batches",
+    "static": "static batches",
     "max": "continuous, max",
+    "exact": "continuous, exact",
     "pow2": "continuous, pow2",
     "paged": "continuous, paged",
 }
 
 VOCAB_SIZE: Final = 1 << 15
 """Of simulated requests, whose tokens only have to differ."""
+
+GENEROUS_MAX_TOKENS: Final = 112
+"""2.7 times the mean answer. From 128 on, the allocator's rounding would give `exact` the reservations of `max`."""
 
 LOAD: Final = {"input_len": "exp:20,1..96", "output_len": "exp:42,1..160"}
 ENGINE: Final = {"block_size": 4, "num_kv_blocks": 491, "max_model_len": 256, "max_num_seqs": 64}
@@ -47,10 +52,28 @@ def lesson_config(**changes: Any) -> EngineConfig:
     return EngineConfig(**{**ENGINE, **changes})
 
 
-def lesson_options(seed: int, num_requests: int, **changes: Any) -> CompareOptions:
-    """The requests of the lesson. They declare no `max_tokens`, so it is all that `max_model_len` allows."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LessonOptions(CompareOptions):
+    """The requests of the lesson, whose `max_tokens` is that of the clients, or the length of a longer answer."""
+
+    def workload(self, vocab_size: int, token_round: int, tokenize: Tokenize | None = None) -> list[WorkloadRequest]:
+        workload = CompareOptions.workload(replace(self, max_tokens=None), vocab_size, token_round, tokenize)
+        return declare(workload, self.max_tokens)
+
+
+def declare(workload: Sequence[WorkloadRequest], max_tokens: int | None) -> list[WorkloadRequest]:
+    """Requests that declare `max_tokens`, and those with longer answers their length. None leaves it undeclared."""
+    if max_tokens is None:
+        return list(workload)
+    return [replace(item, max_tokens=max(max_tokens, item.output_len)) for item in workload]
+
+
+def lesson_options(
+    seed: int, num_requests: int, max_tokens: int = GENEROUS_MAX_TOKENS, **changes: Any
+) -> LessonOptions:
+    """The requests of the lesson, all of which are served under each policy."""
     settings = {**LOAD, "repeats": 1, "num_warmups": 2, **changes}
-    return CompareOptions(policies=POLICIES, seed=seed, num_prompts=num_requests, **settings)
+    return LessonOptions(policies=POLICIES, seed=seed, num_prompts=num_requests, max_tokens=max_tokens, **settings)
 
 
 @dataclass(frozen=True)
@@ -61,7 +84,7 @@ class Lesson:
         events: the events of each run by policy, in the order of POLICIES.
     """
 
-    options: CompareOptions
+    options: LessonOptions
     result: BenchmarkResult
     tokens: TokenCheck
     events: Mapping[str, list[Event]]
@@ -110,7 +133,7 @@ def simulated_events(
     return log.events
 
 
-def run_lesson(config: EngineConfig, options: CompareOptions, progress: EventSink | None = None) -> Lesson:
+def run_lesson(config: EngineConfig, options: LessonOptions, progress: EventSink | None = None) -> Lesson:
     """Run the requests on the engine, under one policy after the other.
 
     Args:

@@ -9,8 +9,9 @@ from typing import Any, Final, NamedTuple
 
 from rich.table import Table
 
+from chairlift.events import SLOT_KINDS
 from chairlift.lab.bench.machine import machine_caption
-from chairlift.lab.lesson.runs import POLICIES, VOCAB_SIZE, Lesson
+from chairlift.lab.lesson.runs import POLICIES, TITLES, VOCAB_SIZE, Lesson
 from chairlift.lab.metrics.run import ReportedMetric
 from chairlift.lab.tables import make_table, number
 
@@ -32,7 +33,7 @@ ROWS: Final = (
     LessonRow(ReportedMetric("output_tokens_per_s", "throughput: output tokens", "/s")),
     LessonRow(
         ReportedMetric("speedup", "throughput relative to static", "", decimals=2),
-        {"static/exact": "1", "max": "about 8", "paged": "23.4"},
+        {"static": "1", "exact": "about 8", "paged": "23.4"},
     ),
     LessonRow(ReportedMetric("e2e_latency_p50", "median latency", "s")),
     LessonRow(ReportedMetric("e2e_latency_p99", "P99 latency", "s")),
@@ -59,10 +60,14 @@ ROWS: Final = (
     ),
 )
 RESERVED: Final = (
-    "static: batches of at most 8. A request reserves all that max_model_len allows (static, max); the "
-    "rest of its output rounded up to a power of two (pow2); nothing (paged)"
+    "static: batches of {batch}, which fit. A request reserves max_model_len (static, max); its prompt and "
+    "max_tokens={max_tokens}, or a longer answer (exact); its output rounded up to a power of two (pow2); "
+    "nothing (paged)"
 )
-SOURCES: Final = "Kwon et al., SOSP'23, Figures 2 and 13a; throughput: Daniel et al., Anyscale, 2023"
+SOURCES: Final = (
+    "Kwon et al., SOSP'23, Figures 2 and 13a; throughput: Daniel et al., Anyscale, 2023, whose TGI and Ray Serve "
+    "reserve max_tokens"
+)
 
 
 def lesson_values(lesson: Lesson, policy: str) -> dict[str, float]:
@@ -85,11 +90,28 @@ def lesson_rows(lesson: Lesson) -> list[dict[str, Any]]:
     ]
 
 
+def lesson_bars(lesson: Lesson) -> list[dict[str, Any]]:
+    """The shares of the kinds of slots under each policy, measured and published; a published share may be unknown."""
+    published = {row.metric.key: row.published for row in ROWS}
+    return [
+        {
+            "title": TITLES[policy.name],
+            "measured": {kind: lesson.values(policy.name)[kind] for kind in SLOT_KINDS},
+            "published": {
+                kind: float(published[kind][policy.name]) / 100 for kind in SLOT_KINDS if policy.name in published[kind]
+            },
+        }
+        for policy in POLICIES
+    ]
+
+
 def lesson_table(lesson: Lesson) -> Table:
     """The table for the terminal, with a line of published values under each line that has some."""
     result = lesson.result
-    caption = f"{machine_caption(result.machine, result.peak_rss_bytes)}\n{RESERVED}\npublished: {SOURCES}"
-    table = make_table(result.title, ["", *(policy.name.partition("/")[0] for policy in POLICIES)], caption)
+    batch, declared = lesson.runs["static"].metrics.peak_batch_size, lesson.options.max_tokens
+    machine = machine_caption(result.machine, result.peak_rss_bytes)
+    caption = f"{machine}\n{RESERVED.format(batch=batch, max_tokens=declared)}\npublished: {SOURCES}"
+    table = make_table(result.title, ["", *(policy.name for policy in POLICIES)], caption)
     for row in lesson_rows(lesson):
         table.add_row(row["label"], *row["measured"])
         if row["published"]:
@@ -103,7 +125,7 @@ def lesson_reasons(lesson: Lesson) -> list[str]:
 
 
 def _speed_reason(lesson: Lesson) -> str:
-    static, paged = (lesson_values(lesson, name) for name in ("static/exact", "paged"))
+    static, paged = (lesson_values(lesson, name) for name in ("static", "paged"))
     tokens = [run["output_tokens"] / run["num_steps"] for run in (static, paged)]
     seconds = [run["duration"] / run["num_steps"] for run in (static, paged)]
     more, longer = tokens[1] / tokens[0], seconds[1] / seconds[0]
@@ -120,7 +142,7 @@ def _speed_reason(lesson: Lesson) -> str:
 def _latency_reason(lesson: Lesson) -> str:
     shares = [
         fmean((request.queue_time or 0.0) / (request.e2e_latency or 1.0) for request in lesson.runs[name].requests)
-        for name in ("static/exact", "paged")
+        for name in ("static", "paged")
     ]
     return (
         f"Latency: all requests arrive at once, so it is mostly time in the queue: {shares[0]:.0%} of it with static "

@@ -1,17 +1,17 @@
 /** The page of the lesson. */
 
-import { plural } from "./format.js";
+import { formatPercent, plural } from "./format.js";
 import { explorerChapter } from "./explorer.js";
-import { memoryChapter, poolChapter } from "./memory.js";
+import { KINDS, memoryChapter, poolChapter, Shares } from "./memory.js";
 import { numAnswered, seatChapter } from "./seats.js";
 import { sharingChapter } from "./sharing.js";
-import { make, Replay, stageOf } from "./stage.js";
+import { legend, make, Replay, stageOf } from "./stage.js";
 
 const data = JSON.parse(document.getElementById("lesson-data").textContent);
 const titles = Object.fromEntries(data.policies.map(({ name, title }) => [name, title]));
 const replays = Object.fromEntries(Object.entries(data.runs).map(([name, events]) => [name, new Replay(events)]));
 
-const closed = replays["static/exact"];
+const closed = replays.static;
 const numSteps = Math.min(closed.columns.length, replays.max.columns.length);
 seatChapter("static", closed, numSteps);
 seatChapter("continuous", replays.max, numSteps, (step) => {
@@ -22,6 +22,23 @@ poolChapter(replays, titles);
 sharingChapter(new Replay(data.sharing));
 explorerChapter(data.explorer);
 showNumbers();
+
+/** A bar with the kinds of slots for each policy, measured and published. */
+function showWaste() {
+  const stage = stageOf("numbers");
+  stage.append(make("h3", { textContent: "Where the KV memory goes" }));
+  legend(stage, KINDS.map(([, name, letter, label]) => [name, `${letter}: ${label}`]));
+  for (const { title, measured, published } of data.bars) {
+    for (const [source, values] of [["measured", measured], ["published", published]]) {
+      const known = KINDS.filter(([kind]) => kind in values);
+      if (!known.length) continue;
+      const shares = new Shares(known);
+      const text = `${title}, ${source}: ${known.map(([kind, , letter]) => `${letter} ${formatPercent(values[kind])}`).join(", ")}`;
+      shares.draw(known.map(([kind]) => values[kind]), text);
+      stage.append(make("p", { className: "muted bar-title", textContent: text }), shares.element);
+    }
+  }
+}
 
 function showNumbers() {
   const head = make("tr", {}, make("th", { scope: "col" }), ...data.policies.map(({ title }) => make("th", { scope: "col", textContent: title })));
@@ -34,7 +51,9 @@ function showNumbers() {
   const box = make("div", { className: "scroll-x", tabIndex: 0 }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)));
   box.setAttribute("role", "region");
   box.setAttribute("aria-label", "Measured and published values");
+  stageOf("numbers").append(box);
+  showWaste();
   const reasons = data.reasons.map((text) => make("li", { textContent: text }));
-  stageOf("numbers").append(box, make("h3", { textContent: "Why they differ" }), make("ul", {}, ...reasons));
+  stageOf("numbers").append(make("h3", { textContent: "Why they differ" }), make("ul", {}, ...reasons));
   stageOf("numbers").append(make("p", { className: "muted", textContent: `Published: ${data.sources}. ${data.machine}` }));
 }

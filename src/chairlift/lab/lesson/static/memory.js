@@ -10,7 +10,7 @@ export const KINDS = [
   ["token_states", "decode", "T", "token states"],
   ["reserved", "reserved", "R", "reserved: written later"],
   ["internal", "internal", "I", "internal fragmentation: never written"],
-  ["external", "external", "E", "external fragmentation: free, but unusable now"],
+  ["external", "external", "E", "external fragmentation: lost to rounding, or free but too small"],
   ["free", "cell-empty", "F", "free"],
 ];
 
@@ -34,7 +34,7 @@ export class Shares {
 /** Chapter 3. */
 export function memoryChapter(replays, titles) {
   const stage = stageOf("memory");
-  const policies = ["max", "pow2", "paged"];
+  const policies = Object.keys(replays).filter((name) => name !== "static");
   const first = replays.max.after(1);
   const members = [...first.requests.values()].filter((entry) => entry.state === "running");
   let id = null;
@@ -78,7 +78,7 @@ export function poolChapter(replays, titles) {
   const stage = stageOf("pool");
   let policy = "max";
   let selected = null;
-  choice(stage, "Policy", ["max", "pow2", "paged"].map((name) => [name, titles[name]]), (name) => {
+  choice(stage, "Policy", Object.keys(replays).filter((name) => name !== "static").map((name) => [name, titles[name]]), (name) => {
     policy = name;
     player.setLength(replays[name].columns.length);
     player.pause();
