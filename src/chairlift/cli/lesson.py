@@ -44,11 +44,13 @@ def lesson(
         from chairlift.lab.bench.simulation import ProgressSink
         from chairlift.lab.lesson.page import write_page
         from chairlift.lab.lesson.page_data import num_results, page_data
-        from chairlift.lab.lesson.runs import POLICIES, lesson_config, lesson_options, run_lesson
+        from chairlift.lab.lesson.runs import POLICIES, RemainingTime, lesson_config, lesson_options, run_lesson
         from chairlift.lab.lesson.summary import lesson_table
         from chairlift.lab.tables import print_parts
-    with progress_bar(f"serve the requests under {len(POLICIES)} policies", len(POLICIES) * num_requests) as advance:
-        measured = run_lesson(lesson_config(), lesson_options(seed, num_requests, max_tokens), ProgressSink(advance))
+    options = lesson_options(seed, num_requests, max_tokens)
+    remaining = RemainingTime(options, num_results(), print_estimate)
+    with progress_bar(f"serve requests under {len(POLICIES)} policies", len(POLICIES) * num_requests) as advance:
+        measured = run_lesson(lesson_config(), options, ProgressSink(advance), remaining)
     with progress_bar("simulate positions of the sliders", num_results()) as advance:
         data = page_data(measured, advance)
     write_page(data, output)
@@ -57,6 +59,11 @@ def lesson(
         webbrowser.open(output.resolve().as_uri())
     if not measured.tokens.is_sound:
         raise SystemExit(1)
+
+
+def print_estimate(seconds: float) -> None:
+    """Print about how long the rest of the lesson takes; a progress bar stays below the line."""
+    print(f"the first policy is served; about {seconds:.0f} s remain", file=sys.stderr)
 
 
 def can_open_browser() -> bool:

@@ -99,7 +99,13 @@ def test_no_two_policies_have_the_same_result_at_the_first_position(data: dict[s
     """The sliders start at 16 seats, large spread and max_tokens=100."""
     explorer = data["explorer"]
     assert (explorer["seats"][2], explorer["spreads"][2], explorer["limits"][2]) == (16, "large", "100")
-    names = ["static/exact|16|large|100", "exact|16|large|100", "max|16|large|", "pow2|16|large|", "paged|16|large|fcfs"]
+    names = [
+        "static/exact|16|large|100",
+        "exact|16|large|100",
+        "max|16|large|",
+        "pow2|16|large|",
+        "paged|16|large|fcfs",
+    ]
     rows = [{name: explorer["results"][key][name] for name in (*SLOT_KINDS, "seats")} for key in names]
     assert all(one != other for index, one in enumerate(rows) for other in rows[:index])
 

@@ -19,11 +19,14 @@ from chairlift.lab.lesson.runs import (
     POLICIES,
     TITLES,
     Lesson,
+    RemainingTime,
     lesson_options,
     run_lesson,
     simulated_events,
 )
 from chairlift.lab.lesson.summary import ROWS, lesson_bars, lesson_reasons, lesson_rows, lesson_table, lesson_values
+from chairlift.lab.report.recorded_run import recorded_run
+from chairlift.lab.sim.fitted_cost_model import fit_cost_model
 from support.command_runner import invoke
 from support.tiny_engine import CONFIG
 from support.tiny_lesson import tiny_config, tiny_lesson
@@ -62,8 +65,16 @@ def advanced() -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def small_lesson(folder: Path, advanced: list[int]) -> Lesson:
-    return run_lesson(tiny_config(folder), lesson_options(1, 32), ProgressSink(lambda steps=1: advanced.append(steps)))
+def estimates() -> list[tuple[float, int]]:
+    """The estimated seconds of the rest of `small_lesson`, and the requests that were served before."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def small_lesson(folder: Path, advanced: list[int], estimates: list[tuple[float, int]]) -> Lesson:
+    options = lesson_options(1, 32)
+    remaining = RemainingTime(options, 0, lambda seconds: estimates.append((seconds, sum(advanced))))
+    return run_lesson(tiny_config(folder), options, ProgressSink(lambda steps=1: advanced.append(steps)), remaining)
 
 
 def test_bench_compare_has_the_same_steps_and_counts(small_lesson: Lesson, folder: Path) -> None:
@@ -76,6 +87,17 @@ def test_bench_compare_has_the_same_steps_and_counts(small_lesson: Lesson, folde
         values = lesson_values(small_lesson, policy)
         for key in ("num_steps", "mean_batch_size", "output_tokens", "padding_tokens", "preemptions"):
             assert values[key] == result.runs[policy][0][key]
+
+
+def test_the_rest_of_the_lesson_is_estimated_when_the_first_policy_is_served(
+    small_lesson: Lesson, estimates: list[tuple[float, int]]
+) -> None:
+    ((seconds, num_served),) = estimates
+    assert num_served == 32
+    cost = fit_cost_model(small_lesson.events["static"])
+    workload = small_lesson.options.workload(CONFIG["vocab_size"], token_round=1)
+    others = [simulated_events(small_lesson.started, cost, policy, workload) for policy in POLICIES[1:]]
+    assert seconds == pytest.approx(sum(recorded_run(events).metrics.duration for events in others))
 
 
 def test_the_bar_counts_the_requests_of_all_runs(small_lesson: Lesson, advanced: list[int]) -> None:
@@ -139,7 +161,9 @@ def test_the_reason_of_memory_names_a_pool_that_is_never_full(small_lesson: Less
     assert "where none waited" in lesson_reasons(small_lesson)[-1]
 
 
-@pytest.mark.parametrize("arguments", [["--num-requests", "31"], ["--num-requests", "1001"], ["--seed", "-1"], ["--max-tokens", "161"]])
+@pytest.mark.parametrize(
+    "arguments", [["--num-requests", "31"], ["--num-requests", "1001"], ["--seed", "-1"], ["--max-tokens", "161"]]
+)
 def test_the_command_checks_its_options(arguments: list[str]) -> None:
     found = invoke(["lesson", *arguments])
     assert found.exit_code == 2

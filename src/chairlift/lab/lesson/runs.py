@@ -6,7 +6,8 @@ ShareGPT (161 prompt and 338 output tokens), 15,728 KV slots and max_model_len=2
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -133,19 +134,52 @@ def simulated_events(
     return log.events
 
 
-def run_lesson(config: EngineConfig, options: LessonOptions, progress: EventSink | None = None) -> Lesson:
+class RemainingTime:
+    """An event sink that estimates the rest of the lesson when its first run has ended.
+
+    Args:
+        num_simulations: the number of simulations after the runs.
+        on_estimate: called once, with the seconds.
+    """
+
+    def __init__(self, options: LessonOptions, num_simulations: int, on_estimate: Callable[[float], object]) -> None:
+        self._options = options
+        self._num_simulations = num_simulations
+        self._on_estimate = on_estimate
+        self._first_run: list[Event] | None = []
+
+    def emit(self, event: Event) -> None:
+        if self._first_run is None:
+            return
+        if isinstance(event, EngineStarted) and self._first_run:
+            self._on_estimate(self._estimate(self._first_run))
+            self._first_run = None
+        else:
+            self._first_run.append(event)
+
+    def _estimate(self, events: list[Event]) -> float:
+        """The simulated seconds of the other runs, and the seconds of as many simulations as will follow."""
+        started, *_ = events
+        assert isinstance(started, EngineStarted)
+        cost, workload = fit_cost_model(events), self._options.workload(VOCAB_SIZE, token_round=1)
+        begin = time.perf_counter()
+        others = [recorded_run(simulated_events(started, cost, policy, workload)) for policy in POLICIES[1:]]
+        seconds = (time.perf_counter() - begin) / len(others)
+        return sum(run.metrics.duration for run in others) + seconds * self._num_simulations
+
+
+def run_lesson(config: EngineConfig, options: LessonOptions, *progress: EventSink) -> Lesson:
     """Run the requests on the engine, under one policy after the other.
 
     Args:
-        progress: receives the events of all runs as they happen.
+        progress: receive the events of all runs as they happen.
 
     Raises:
         ConfigError: an option cannot be honoured.
         ModelLoadError: the model cannot be loaded.
     """
     log = EventList()
-    sinks = [log] if progress is None else [log, progress]
-    result, tokens = run_compare(config, replace(options, repeats=1), EventBroadcaster(*sinks))
+    result, tokens = run_compare(config, replace(options, repeats=1), EventBroadcaster(log, *progress))
     starts = [index for index, event in enumerate(log.events) if isinstance(event, EngineStarted)]
     runs = [log.events[start:end] for start, end in pairwise([*starts, len(log.events)])]
     names = [policy.name for policy in options.policies]
