@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import matplotlib as mpl
 from benchmarks.row_phases import RowKind
+from docs.palette import WORDS, colour
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from chairlift.events import SLOT_KINDS
 from chairlift.lab.report.recorded_run import RecordedRun
 from chairlift.lab.report.trace import RunTrace
 
@@ -52,16 +52,6 @@ ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE, BLACK = "#0072B2", "#D55E00", "#CC79A7", "#1A1A1A"
 PALE, GREY = "#F1F1F1", "#9A9A9A"
 
-
-def _page_colours() -> dict[str, str]:
-    """The colours of the pages in light mode, by the name of their variable."""
-    text = (files("chairlift.server.web") / "static" / "palette.css").read_text(encoding="utf-8")
-    light, _, _ = text.partition("@media")
-    return dict(re.findall(r"--([\w-]+): (#\w+);", light))
-
-
-PAGE_COLOURS: Final = _page_colours()
-
 LINES: Final = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 DASHES: Final = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 
@@ -77,20 +67,14 @@ class Fill(NamedTuple):
         return Patch(facecolor=self.colour, edgecolor="#333333", linewidth=0.5, hatch=self.hatch, label=self.label)
 
 
-ROW_FILLS: Final = {
-    RowKind.PREFILL: Fill("prefill", PAGE_COLOURS["prefill"]),
-    RowKind.DECODE: Fill("decode", PAGE_COLOURS["decode"]),
-    RowKind.PADDING: Fill("END / padding", PAGE_COLOURS["padding"]),
-}
-EMPTY_SEAT: Final = Fill("empty seat", PAGE_COLOURS["cell-empty"])
+def _fill(name: str, hatch: str = "", label: str = "") -> Fill:
+    return Fill(label or WORDS[name], colour(name), hatch)
 
-KIND_FILLS: Final = {
-    "token_states": Fill("token states", PAGE_COLOURS["decode"]),
-    "reserved": Fill("reserved", PAGE_COLOURS["reserved"], "//"),
-    "internal": Fill("internal fragmentation", PAGE_COLOURS["internal"], "xx"),
-    "external": Fill("external fragmentation", PAGE_COLOURS["external"], ".."),
-    "free": Fill("free", PAGE_COLOURS["cell-empty"]),
-}
+
+ROW_FILLS: Final = {kind: _fill(kind.name.lower()) for kind in RowKind}
+EMPTY_SEAT: Final = _fill("cell-empty", label="empty seat")
+HATCHES: Final = {"reserved": "//", "internal": "xx", "external": ".."}
+KIND_FILLS: Final = {kind: _fill(kind, HATCHES.get(kind, "")) for kind in SLOT_KINDS}
 
 
 def is_timed(trace: RunTrace) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from benchmarks.drawing import Fill, panels_over_time
+from docs.palette import colour
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
@@ -21,22 +22,14 @@ from chairlift.lab.report.recorded_run import RecordedRun
 from chairlift.lab.report.trace import Residency, RunTrace
 
 COLUMNS, MAX_ROWS = 1400, 500
-OWNERS: Final = (
-    drawing.SKY,
-    drawing.ORANGE,
-    drawing.GREEN,
-    drawing.PURPLE,
-    drawing.BLUE,
-    drawing.YELLOW,
-    drawing.VERMILLION,
-)
+OWNERS: Final = tuple(colour(f"owner-{index}") for index in range(8))
 FREE, ROUNDING, SHARED = len(OWNERS), len(OWNERS) + 1, len(OWNERS) + 2
 KEYS: Final = (
-    Fill("free", drawing.PALE),
-    Fill("lost to rounding", drawing.GREY),
+    drawing.KIND_FILLS["free"],
+    Fill("lost to rounding (external fragmentation)", drawing.KIND_FILLS["external"].colour),
     Fill("shared by several requests", drawing.BLACK),
 )
-COLOURS: Final = np.array([to_rgb(colour) for colour in (*OWNERS, drawing.PALE, drawing.GREY, drawing.BLACK)])
+COLOURS: Final = np.array([to_rgb(colour) for colour in (*OWNERS, *(key.colour for key in KEYS))])
 
 
 def draw(runs: Sequence[RecordedRun]) -> Figure:

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 from xml.sax.saxutils import escape
 
-COLOURS: Final = {"prefill": "#d55e00", "decode": "#9ecae9", "end": "#1a1a1a", "empty": "#f0f0f0"}
-"""Colours that can be distinguished with colour blindness, and by their lightness in print."""
+from docs.palette import WORDS, colour
 
-LEGEND: Final = {"prefill": "prefill", "decode": "decode: one token", "end": "last token", "empty": "empty seat"}
+KINDS: Final = {"prefill": "prefill", "decode": "decode", "end": "finished", "empty": "cell-empty"}
+"""The name in the palette of the pages of each kind of cell."""
+
+COLOURS: Final = {kind: colour(name) for kind, name in KINDS.items()}
+LEGEND: Final = {kind: WORDS[name] for kind, name in KINDS.items()}
 LEFT, RIGHT, WIDTH = 52, 20, 1000
 PLOT_WIDTH: Final = WIDTH - LEFT - RIGHT
 LANE, LANE_GAP, FRAME = 13, 2, 3

@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 
 from chairlift.observability.event_log import encode_event
 from chairlift.observability.tracker import RequestTracker
-from conftest import SECRETS  # type: ignore[attr-defined]
+from conftest import DESKTOP, PHONE, SECRETS  # type: ignore[attr-defined]
 from support.recorded_logs import HOSTILE, recorded_log
 from support.running_server import RunningServer, completion_body
 from support.step_gate import StepGate
@@ -29,6 +29,7 @@ def open_page(page: Page, server: RunningServer, path: str = "/") -> None:
 
 
 def send_burst(page: Page, **fields: str) -> None:
+    page.evaluate("document.querySelector('#burst-form details').open = true")
     for name, value in {**BURST, **fields}.items():
         page.fill(f"input[name={name}]", value)
     page.get_by_role("button", name="Send the burst").click()
@@ -64,7 +65,7 @@ def test_lanes_map_queue_and_figures_follow_a_burst(page: Page, live: RunningSer
         reason = re.compile(r"^all 8 seats are taken \(8 running\): \d+ requests?, for up to [\d.]+ m?s$")
         expect(page.locator("#queue th").first).to_have_text(reason)
         expect(page.locator("#map-note")).to_contain_text(re.compile(r"[1-9]\d* blocks of 1,000 in use"))
-        page.locator("details summary").click()
+        page.locator("section > details > summary").click()
         expect(page.locator("#batch tr")).to_have_count(8)
         page.locator("#batch button").nth(3).click()
         expect(page.locator("#facts")).to_contain_text("KV memory")
@@ -72,6 +73,26 @@ def test_lanes_map_queue_and_figures_follow_a_burst(page: Page, live: RunningSer
     expect(page.locator("#figure-running")).to_have_text("0 / 8")
     expect(page.locator("#facts")).to_contain_text("finished (length)")
     assert _num_colors(page, "#lanes") >= 4
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_the_default_burst_fills_batch_and_queue_where_batch_and_memory_are_in_view(
+    page: Page, live: RunningServer, size: dict[str, int]
+) -> None:
+    page.set_viewport_size(size)  # type: ignore[arg-type]
+    open_page(page, live)
+    with live.hold_steps() as gate:
+        page.get_by_role("button", name="Send the burst").click()
+        expect(page.locator("#burst-status")).to_contain_text("16 requests sent: prompts of")
+        gate.allow(40)
+        expect(page.locator("#figure-running")).to_have_text("8 / 8")
+        expect(page.locator("#figure-waiting")).to_have_text("8")
+        for part in ("#burst-form button", "#lanes", "#memory-map"):
+            box = page.locator(part).bounding_box()
+            assert box is not None
+            assert 0 <= box["y"] <= box["y"] + box["height"] <= size["height"], part
+    page.reload()
+    wait_for(lambda: not live.llm.num_unfinished)
 
 
 def test_recurrent_states_and_checkpoints_are_below_the_blocks(
@@ -265,6 +286,9 @@ def test_a_recorded_log_opens_in_the_page(page: Page, live: RunningServer, tmp_p
     page.set_input_files("#log-file", recorded_log(tmp_path))
     expect(page.locator("#status")).to_have_text("Log: run.jsonl")
     expect(page.locator("#model")).to_have_text("fake")
+    expect(page.locator("#queue button")).to_have_count(3)
+    expect(page.locator("#time")).to_have_text(re.compile(r"^[\d.]+ m?s of [\d.]+ m?s$"))
+    expect(page.locator(".about")).to_contain_text("is taken by the next one")
     page.locator("#scrubber").fill("300")
     expect(page.locator("#figure-running")).to_have_text("2 / 2")
     expect(page.locator("#queue")).to_contain_text("all 2 seats are taken")
@@ -280,6 +304,41 @@ def test_the_page_of_a_recorded_log_has_no_engine_to_return_to(page: Page, live:
     expect(page.locator("#status")).to_have_text("Log: run.jsonl")
     expect(page.locator("#burst-note")).to_contain_text("recorded log")
     expect(page.locator("#to-live")).to_be_hidden()
+
+
+def test_all_parts_of_the_page_have_one_definition_of_memory_in_use(
+    page: Page, live: RunningServer, tmp_path: Path
+) -> None:
+    engine = TrackedEngine(num_blocks=16, block_size=2, kv="exact", enable_prefix_caching=False, max_num_seqs=4)
+    for _ in range(5):
+        engine.add([1, 2, 3], 8)
+    engine.steps(3)
+    log = tmp_path / "exact.jsonl"
+    log.write_bytes(b"".join(encode_event(event) + b"\n" for event in (engine.tracker.started, *engine.log.events)))  # type: ignore[arg-type]
+    open_page(page, live)
+    page.set_input_files("#log-file", log)
+    expect(page.locator("#figure-memory")).to_have_text("63 %")
+    note = "10 blocks of 16 in use (63 %), 6 lost to rounding (external), 0 free"
+    expect(page.locator("#map-note")).to_contain_text(note)
+    expect(page.locator("#memory-map")).to_have_attribute("aria-label", note)
+    expect(page.locator("#slots-note")).to_contain_text("12 external fragmentation, 0 free")
+    expect(page.locator("#queue th").first).to_contain_text("needs 8 blocks, 0 are free, 6 are lost to rounding")
+    expect(page.locator("#rounding-note")).to_be_visible()
+    assert page.locator("#lanes").evaluate("canvas => canvas.height") < 4 * 16, "two of four rows were used"
+    held = page.evaluate(
+        """async text => {
+          const {runOfLog} = await import("/page/run_history.js");
+          return runOfLog(text).buckets.map(bucket => bucket.held);
+        }""",
+        log.read_text(),
+    )
+    assert max(held) == 10 / 16, "the curve"
+    page.locator("#memory-map").focus()
+    for _ in range(11):
+        page.keyboard.press("ArrowRight")
+    expect(page.locator("#cell-status")).to_contain_text("lost to rounding for r1 (external fragmentation)")
+    page.get_by_role("radio", name="all").check()
+    assert _num_colors(page, "#memory-map") >= 4, "two requests, external fragmentation, and the gaps"
 
 
 def test_a_dropped_file_is_opened_and_a_wrong_one_is_explained(page: Page, live: RunningServer, tmp_path: Path) -> None:
@@ -307,7 +366,7 @@ def test_hostile_ids_are_shown_as_text(page: Page, live: RunningServer, tmp_path
     page.set_input_files("#log-file", recorded_log(tmp_path, HOSTILE))
     expect(page.locator("#status")).to_have_text("Log: run.jsonl")
     page.locator("#scrubber").fill("100")
-    page.locator("details summary").click()
+    page.locator("section > details > summary").click()
     page.locator("#batch button").first.click()
     expect(page.locator("#selected-id")).to_have_text(HOSTILE)
     assert page.evaluate("window.wasExecuted") is None
@@ -376,9 +435,10 @@ def test_the_browser_computes_the_same_state_as_the_server(modules_page: Page, o
     [
         {"num_blocks": 9, "block_size": 4, "max_num_seqs": 3},
         {"num_blocks": 30, "block_size": 4, "kv": "exact", "arena": "first-fit", "enable_prefix_caching": False},
+        {"num_blocks": 30, "block_size": 4, "kv": "exact", "arena": "buddy", "enable_prefix_caching": False},
         {"num_blocks": 60, "block_size": 4, "batching": "static"},
     ],
-    ids=["preemptions", "reservations", "static"],
+    ids=["preemptions", "reservations", "rounding", "static"],
 )
 def test_the_blocks_of_the_map_add_up_to_the_slots_that_the_engine_counts(
     modules_page: Page, options: dict[str, Any]
@@ -393,7 +453,7 @@ def test_the_blocks_of_the_map_add_up_to_the_slots_that_the_engine_counts(
     kinds = modules_page.evaluate(
         """async log => {
           const {EngineState} = await import("/page/engine_state.js");
-          const {heldBlocks, slotShares} = await import("/page/memory_map.js");
+          const {memoryUse} = await import("/page/memory_map.js");
           const state = new EngineState();
           const kinds = [];
           for (const event of log) {
@@ -401,16 +461,8 @@ def test_the_blocks_of_the_map_add_up_to_the_slots_that_the_engine_counts(
             const isStep = event.type === "step";
             state.apply(isStep ? {...event, finished: []} : event);
             if (!isStep || event.finished.length || state.leaving.length) continue;
-            const total = {token_states: 0, reserved: 0, internal: 0};
-            for (const block of heldBlocks(state).values()) {
-              const owner = block.owners.find(entry => !entry.isDone) ?? block.owners[0];
-              const {written, reserved} = slotShares(state.started, owner, block.position);
-              const size = state.started.block_size;
-              total.token_states += Math.round(written * size);
-              total.reserved += Math.round(reserved * size);
-              total.internal += size - Math.round(written * size) - Math.round(reserved * size);
-            }
-            kinds.push([total, {token_states: event.token_states, reserved: event.reserved, internal: event.internal}]);
+            const {slots} = memoryUse(state);
+            kinds.push([slots, Object.fromEntries(Object.keys(slots).map(kind => [kind, event[kind]]))]);
           }
           return kinds;
         }""",

@@ -50,6 +50,7 @@ def test_the_live_page_shows_the_chosen_model(page: Page, url: str, check_page: 
     page.wait_for_url("**/?model=second")
     expect(page.locator("#choose-model")).to_have_value("second")
     expect(page.locator("#figure-running")).to_have_text("0 / 3")
+    page.evaluate("document.querySelector('#burst-form details').open = true")
     for name, value in (("max_prompt_tokens", "20"), ("max_output_tokens", "40"), ("num_requests", "6")):
         page.fill(f"input[name={name}]", value)
     page.get_by_role("button", name="Send the burst").click()

@@ -214,6 +214,7 @@ class AsyncLLM:
         deadline: float | None = None,
         lora_name: str | None = None,
         clamp_max_tokens: bool = False,
+        output_len: int | None = None,
         on_output: Callable[[RequestOutput], None] | None = None,
     ) -> Generation:
         """Queue a prompt that the input processor has encoded.
@@ -223,6 +224,7 @@ class AsyncLLM:
             tenant, cache_salt, deadline: see `Request`.
             lora_name: a loaded LoRA adapter; None for the model alone.
             clamp_max_tokens: whether `max_tokens` is lowered to what fits beside the prompt.
+            output_len: the number of output tokens, if it is forced and less than `max_tokens`.
             on_output: called on the event loop with every delta when it arrives.
 
         Raises:
@@ -251,6 +253,7 @@ class AsyncLLM:
             deadline=deadline,
             lora_id=lora_id,
             clamp_max_tokens=clamp_max_tokens,
+            output_len=output_len,
         )
         generation = self._generations[requests[0].request_id] = Generation(
             request_id, requests, self._remove, on_output

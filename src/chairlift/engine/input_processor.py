@@ -329,6 +329,7 @@ class InputProcessor:
         deadline: float | None = None,
         lora_id: int = 0,
         clamp_max_tokens: bool = False,
+        output_len: int | None = None,
         is_offline: bool = False,
     ) -> list[EngineRequest]:
         """Create one request for each of `params.n` answers; the first one is the leader, the others its siblings.
@@ -339,6 +340,7 @@ class InputProcessor:
             request_id: the id that the user has chosen. The ids in the core are this id and a number that is unique.
             arrival_time, deadline: in seconds of the engine's clock.
             clamp_max_tokens: whether `max_tokens` is lowered to what fits beside the prompt.
+            output_len: the number of output tokens, if it is forced and less than `max_tokens`.
             is_offline: whether logprobs of all tokens are allowed, which would be too many for a response.
 
         Raises:
@@ -363,7 +365,7 @@ class InputProcessor:
             seed=seed % (1 << SEED_BITS),
             arrival_time=arrival_time,
             priority=priority,
-            output_len=max_tokens if is_forced else None,
+            output_len=output_len or (max_tokens if is_forced else None),
             tenant=tenant,
             cache_salt=cache_salt,
             deadline=deadline,

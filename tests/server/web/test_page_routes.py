@@ -18,11 +18,12 @@ import pytest
 
 from chairlift import AsyncLLM
 from chairlift.errors import ConfigError, OverloadedError
+from chairlift.events import EngineStarted
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.access.admission import MAX_EVENT_STREAMS, Permit
 from chairlift.server.access.keys import KeyRing, key_record, parse_key
 from chairlift.server.serve_options import parse_root_path
-from chairlift.server.web.burst import start_burst
+from chairlift.server.web.burst import BurstSizes, start_burst
 from chairlift.server.web.page_bodies import BurstBody
 from support.running_server import RunningServer, completion_body, run_server
 from support.waiting import wait_for
@@ -265,6 +266,7 @@ def test_a_burst_is_served(open_server: RunningServer) -> None:
     burst = answer.json()["requests"]
     assert len(burst) == 12
     assert all(3 <= r["num_prompt_tokens"] <= 30 and 2 <= r["num_output_tokens"] <= 20 for r in burst)
+    assert {r["max_tokens"] for r in burst} == {80}, "generous: four times the longest output"
     assert not open_server.llm.num_unfinished, "the response ends with its requests"
     for request in burst:
         (sequence,) = get(open_server, f"/v1/requests/{request['id']}").json()["sequences"]
@@ -289,6 +291,7 @@ def test_the_same_seed_gives_the_same_burst(open_server: RunningServer) -> None:
         ({"num_requests": 0}, "num_requests must be greater than or equal to 1, got 0"),
         ({"requests": 3}, "requests is unknown"),
         ({"min_output_tokens": 9, "max_output_tokens": 4}, "min_output_tokens=9 must be at most"),
+        ({"max_output_tokens": 9, "max_tokens": 4}, "max_output_tokens=9 must be at most max_tokens=4"),
         ({"max_prompt_tokens": 4000}, "max_model_len="),
         ([], "body must be an object"),
     ],
@@ -308,13 +311,45 @@ def test_only_json_is_accepted_because_other_sites_can_send_other_types(open_ser
     assert nested.status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("num_blocks", "max_num_seqs", "max_model_len"), [(40, 6, 4096), (3000, 64, 8192), (9, 4, 64), (4000, 4, 1024)]
+)
+def test_a_burst_of_the_default_sizes_fits_the_engine_and_fills_it(
+    num_blocks: int, max_num_seqs: int, max_model_len: int
+) -> None:
+    started = engine_started(max_num_seqs=max_num_seqs, num_blocks=num_blocks, max_model_len=max_model_len)
+    sizes = BurstSizes.of(BurstBody(), started)
+    assert sizes.num_requests == 2 * max_num_seqs
+    assert sizes.prompt[1] + sizes.max_tokens <= max_model_len
+    assert sizes.max_tokens > sizes.output[1], "generous"
+    num_slots = num_blocks * started.block_size
+    fills = max_num_seqs * (sum(sizes.prompt) + sum(sizes.output)) / 2 > num_slots
+    assert fills or num_slots // max_num_seqs > max_model_len // 2, "the longest requests are too short to fill it"
+
+
+def test_given_sizes_of_a_burst_move_the_other_bound() -> None:
+    started = engine_started(max_num_seqs=6, num_blocks=40, max_model_len=4096)
+    assert BurstSizes.of(BurstBody(max_prompt_tokens=20), started).prompt == (20, 20)
+    assert BurstSizes.of(BurstBody(min_prompt_tokens=500), started).prompt == (500, 500)
+    assert BurstSizes.of(BurstBody(max_output_tokens=5, max_tokens=7), started).max_tokens == 7
+    assert BurstSizes.of(BurstBody(max_tokens=7), started).output == (7, 7)
+
+
+def engine_started(**limits: int) -> EngineStarted:
+    return EngineStarted(
+        time=0.0, model="m", scheduling_policy="fcfs", kv="paged", enable_prefix_caching=False, block_size=16,
+        max_num_batched_tokens=512, **limits,
+    )  # fmt: skip
+
+
 def test_the_prompts_of_a_burst_are_drawn_after_its_admission(monkeypatch: pytest.MonkeyPatch) -> None:
     class Full:
         def admit(self, prompts: list[range]) -> None:
-            assert len(prompts) == 32
+            assert len(prompts) == 2 * 6
             raise OverloadedError("the queue is full", 1.0, "queue_full")
 
-    facts = SimpleNamespace(scheduler_config=SimpleNamespace(max_model_len=4096))
+    started = engine_started(max_num_seqs=6, num_blocks=40, max_model_len=4096)
+    facts = SimpleNamespace(scheduler_config=SimpleNamespace(max_model_len=4096), started=started)
     llm = cast(AsyncLLM, SimpleNamespace(engine=SimpleNamespace(facts=facts)))
     monkeypatch.setattr("chairlift.server.web.burst._random_prompts", lambda *_: pytest.fail("prompts were drawn"))
     with pytest.raises(OverloadedError):

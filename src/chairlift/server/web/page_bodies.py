@@ -34,21 +34,24 @@ class PageView(BaseModel):
 
 
 class BurstBody(RequestBody):
-    """A burst of synthetic requests with lengths between the bounds, drawn with `seed`."""
+    """A burst of synthetic requests with lengths between the bounds, drawn with `seed`. Absent fields depend on the
+    engine (see `BurstSizes`)."""
 
-    num_requests: Annotated[int, Field(ge=1, le=MAX_BURST_REQUESTS)] = 32
-    min_prompt_tokens: Count = 16
-    max_prompt_tokens: Count = 256
-    min_output_tokens: Count = 16
-    max_output_tokens: Count = 256
+    num_requests: Annotated[int, Field(ge=1, le=MAX_BURST_REQUESTS)] | None = None
+    min_prompt_tokens: Count | None = None
+    max_prompt_tokens: Count | None = None
+    min_output_tokens: Count | None = None
+    max_output_tokens: Count | None = None
+    max_tokens: Count | None = None
     seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
-        for kind in ("prompt", "output"):
-            low, high = getattr(self, f"min_{kind}_tokens"), getattr(self, f"max_{kind}_tokens")
-            if low > high:
-                raise ValueError(f"min_{kind}_tokens={low} must be at most max_{kind}_tokens={high}")
+        pairs = [(f"min_{kind}_tokens", f"max_{kind}_tokens") for kind in ("prompt", "output")]
+        for smaller, larger in [*pairs, ("min_output_tokens", "max_tokens"), ("max_output_tokens", "max_tokens")]:
+            low, high = getattr(self, smaller), getattr(self, larger)
+            if low is not None and high is not None and low > high:
+                raise ValueError(f"{smaller}={low} must be at most {larger}={high}")
         return self
 
 
@@ -58,6 +61,7 @@ class BurstRequest(BaseModel):
     id: str
     num_prompt_tokens: int
     num_output_tokens: int
+    max_tokens: int
 
 
 class BurstView(BaseModel):

@@ -3,15 +3,16 @@
 import { formatPercent, plural } from "./format.js";
 import { MemoryMapView } from "./memory_map.js";
 import { waitText } from "./request_facts.js";
+import { WORDS } from "./words.js";
 import { choice, Facts, legend, make, numberOf, Player, stageOf } from "./stage.js";
 
 /** The kinds of slots: field of a step, class, letter and name. */
 export const KINDS = [
-  ["token_states", "decode", "T", "token states"],
-  ["reserved", "reserved", "R", "reserved: written later"],
-  ["internal", "internal", "I", "internal fragmentation: never written"],
-  ["external", "external", "E", "external fragmentation: lost to rounding, or free but too small"],
-  ["free", "cell-empty", "F", "free"],
+  ["token_states", "decode", "T", WORDS.token_states],
+  ["reserved", "reserved", "R", `${WORDS.reserved}: written later`],
+  ["internal", "internal", "I", `${WORDS.internal}: never written`],
+  ["external", "external", "E", `${WORDS.external}: lost to rounding, or free but too small`],
+  ["free", "cell-empty", "F", WORDS.free],
 ];
 
 /** A bar that is divided into parts, each with a class, a letter and a share. */

@@ -2,6 +2,7 @@
 
 import { FINISHED, PADDING, PREFILL } from "./engine_state.js";
 import { formatCount, formatPercent, plural } from "./format.js";
+import { WORDS } from "./words.js";
 import { Facts, legend, make, numberOf, Player, Replay, stageOf } from "./stage.js";
 
 const MAX_QUEUE = 12;
@@ -49,7 +50,7 @@ class SeatChart {
       const length = stay.last + 1 - stay.first;
       const name = numberOf(first.requests.get(stay.id));
       const parts = stay.parts.map(({ kind, length }) => {
-        const textContent = kind === "idle" && length > 0.08 * numSteps ? "idle" : "";
+        const textContent = kind === "idle" && length > 0.1 * numSteps ? WORDS.padding : "";
         const element = make("span", { className: `part ${kind}`, textContent });
         element.style.flexGrow = length;
         return element;
@@ -97,7 +98,7 @@ export function seatChapter(chapter, replay, numSteps, compare = () => "") {
   const chart = new SeatChart(stage, replay, numSteps, select);
   const queue = make("div", { className: "queue" });
   stage.append(queue);
-  legend(stage, [["prefill", "the prompt (prefill)"], ["decode", "one token of the answer in each step"], ["idle", "idle: nothing useful is computed"]]);
+  legend(stage, [["prefill", `${WORDS.prefill}: the prompt`], ["decode", `${WORDS.decode}: a token in each step`], ["idle", `${WORDS.padding}: nothing useful is computed`]]);
   const facts = new Facts(stage, "Select a bar or a waiting request.");
   const busy = replay.columns.map(({ ids, kinds }) => ids.filter((id, seat) => id !== null && kinds[seat] !== PADDING).length);
 

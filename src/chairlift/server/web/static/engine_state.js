@@ -1,5 +1,7 @@
 /** The state of an engine at one moment, computed from its events alone (see docs/guide/events.md). */
 
+import { WORDS } from "./words.js";
+
 export const EMPTY = 0;
 export const PREFILL = 1;
 export const DECODE = 2;
@@ -9,7 +11,7 @@ export const PADDING = 5;
 export const IDLE = 6;
 
 /** The names of the kinds of cells, by their number. */
-export const CELL_NAMES = ["empty", "prefill", "decode", "last step", "preempted", "padding", "not in this step"];
+export const CELL_NAMES = ["cell-empty", "prefill", "decode", "finished", "preempted", "padding", "cell-idle"].map((kind) => WORDS[kind]);
 
 const MAX_ENDED = 2000;
 

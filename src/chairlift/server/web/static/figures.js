@@ -1,5 +1,6 @@
 /** The current figures, and the sentences about batch and memory. */
 
+import { memoryUse, useText } from "./memory_map.js";
 import { formatBytes, formatCount, formatPercent, formatSeconds, percentile, plural } from "./format.js";
 
 const element = (id) => document.getElementById(id);
@@ -17,9 +18,8 @@ export function batchSentence(state) {
  * @param {import("./run_history.js").RunHistory} run
  * @param {import("./engine_state.js").EngineState} state at the shown time
  * @param {number} time
- * @param {number} numHeld held blocks
  */
-export function drawFigures(run, state, time, numHeld) {
+export function drawFigures(run, state, time) {
   const recent = run.bucketsUntil(time, 10);
   const seconds = recent.length ? Math.max(1, Math.floor(time) - recent[0].time) : 1;
   const tokens = recent.reduce((sum, bucket) => sum + bucket.tokens, 0);
@@ -27,7 +27,7 @@ export function drawFigures(run, state, time, numHeld) {
   const ttft = minute.flatMap((bucket) => bucket.ttft);
   const gaps = recent.reduce((sum, bucket) => sum + bucket.gaps, 0);
   const numGaps = recent.reduce((sum, bucket) => sum + bucket.numGaps, 0);
-  const total = state.started?.num_blocks ?? 0;
+  const use = state.started ? memoryUse(state) : null;
   const numWithSlo = minute.reduce((sum, bucket) => sum + bucket.numWithSlo, 0);
   const numMetSlo = minute.reduce((sum, bucket) => sum + bucket.numMetSlo, 0);
   const minuteSeconds = minute.length ? Math.max(1, Math.floor(time) - minute[0].time) : 1;
@@ -36,7 +36,7 @@ export function drawFigures(run, state, time, numHeld) {
     tokens: formatCount(tokens / seconds),
     running: `${state.running().length} / ${state.started?.max_num_seqs ?? "–"}`,
     waiting: formatCount(state.waiting().length),
-    memory: total ? formatPercent(numHeld / total) : "–",
+    memory: use ? formatPercent(use.held / use.total) : "–",
     ttft: formatSeconds(percentile(ttft, 0.5)),
     itl: numGaps ? formatSeconds(gaps / numGaps) : "–",
     goodput: `${(numMetSlo / minuteSeconds).toFixed(1)} (${formatPercent(numMetSlo / numWithSlo)})`,
@@ -45,22 +45,21 @@ export function drawFigures(run, state, time, numHeld) {
 }
 
 /** Describe the memory map: its blocks, and its slots by kind. */
-export function drawMapNote(state, numHeld) {
+export function drawMapNote(state) {
   if (!state.started) return;
-  const { num_blocks: total, block_size: size } = state.started;
+  const { block_size: size, kv_arena: arena } = state.started;
+  const use = memoryUse(state);
   let cached = 0;
   for (let id = 0; id <= state.maxBlock; id++) cached += state.cached[id];
-  const share = formatPercent(numHeld / total);
   element("map-note").textContent =
-    `${plural(numHeld, "block")} of ${formatCount(total)} in use (${share}), ${formatCount(cached)} hold cached ` +
-    `prefixes; a block has ${plural(size, "slot")}, one for the K and V of a token.`;
+    `${useText(use)}; ${formatCount(cached)} hold cached prefixes. A block has ${plural(size, "slot")}, one for the K and V of a token.`;
   drawStatesNote(state);
-  const step = state.running().length ? state.step : null;
-  element("slots-note").textContent = step
-    ? `Slots: ${formatCount(step.token_states)} token states, ${formatCount(step.reserved)} reserved, ` +
-      `${formatCount(step.internal)} internal and ${formatCount(step.external)} external fragmentation, ` +
-      `${formatCount(step.free)} free.`
-    : `Slots: ${formatCount(total * size)} free.`;
+  const { slots } = use;
+  element("slots-note").textContent =
+    `Slots: ${formatCount(slots.token_states)} token states, ${formatCount(slots.reserved)} reserved, ` +
+    `${formatCount(slots.internal)} internal and ${formatCount(slots.external)} external fragmentation, ` +
+    `${formatCount(slots.free)} free.`;
+  element("rounding-note").hidden = arena !== "buddy";
 }
 
 /** Describe the recurrent states, if the model has them: those of running requests and the checkpoints of prefixes. */

@@ -26,6 +26,8 @@ export const CELL_COLORS = {
  * @property {number} numColumns the number of columns before the shown moment
  * @property {number} numSeats
  * @property {string|null} selected
+ * @property {number|null} start the time that the times of steps are relative to, with which later steps are shown faintly;
+ *   null for the last step
  */
 
 function drawTick(context, text, x, height) {
@@ -57,20 +59,20 @@ export class LanesView {
   draw(input) {
     this.input = input;
     const numRows = this.#numRows();
-    const rowHeight = Math.max(3, Math.min(16, Math.floor(300 / numRows)));
+    const rowHeight = Math.max(3, Math.min(16, Math.floor((innerWidth < 620 ? 200 : 300) / numRows)));
     const { context, width, height } = prepare(this.canvas, numRows * rowHeight + AXIS_HEIGHT);
     const places = this.#places(width);
     Object.assign(this, { rowHeight, places, numRows });
     context.fillStyle = color("--cell-empty");
     context.fillRect(LABEL_WIDTH, 0, width - LABEL_WIDTH, numRows * rowHeight);
     const gap = rowHeight > 5 ? 1 : 0;
-    for (const { column, x, width: columnWidth } of places) {
+    for (const { column, x, width: columnWidth, isLater } of places) {
       const cellWidth = Math.max(0.5, columnWidth - (columnWidth > 4 ? 1 : 0));
       for (let lane = 0; lane < Math.min(numRows, column.kinds.length); lane++) {
         const kind = column.kinds[lane];
         if (kind === EMPTY) continue;
         const id = column.ids[lane];
-        context.globalAlpha = input.selected === null || id === input.selected ? 1 : 0.28;
+        context.globalAlpha = (input.selected === null || id === input.selected ? 1 : 0.28) * (isLater ? 0.22 : 1);
         context.fillStyle = color(isForeign(id) && kind !== PREEMPTED ? "--foreign" : CELL_COLORS[kind]);
         context.fillRect(x, lane * rowHeight, cellWidth, rowHeight - gap);
       }
@@ -94,11 +96,13 @@ export class LanesView {
 
   #places(width) {
     const { columns, numColumns } = this.input;
-    const count = Math.min(numColumns, Math.floor((width - LABEL_WIDTH) / COLUMN_WIDTH));
-    return columns.slice(numColumns - count, numColumns).map((column, index) => ({
+    const fit = Math.floor((width - LABEL_WIDTH) / COLUMN_WIDTH);
+    const first = Math.max(0, numColumns - fit);
+    return columns.slice(first, this.input.start === null ? numColumns : first + fit).map((column, index) => ({
       column,
       x: LABEL_WIDTH + index * COLUMN_WIDTH,
       width: COLUMN_WIDTH,
+      isLater: first + index >= numColumns,
     }));
   }
 
@@ -117,15 +121,21 @@ export class LanesView {
     else context.fillText("No step yet.", LABEL_WIDTH + 12, 20);
   }
 
-  /** The times of some steps relative to the last one. */
+  /** The index of the last step that is not shown faintly. */
+  #current() {
+    return Math.max(0, this.places.findLastIndex((place) => !place.isLater));
+  }
+
+  /** The times of some steps relative to the last one, or to the start. */
   #drawStepTimes(context, width, height) {
     const first = this.places[0].column.start;
-    const origin = this.places.at(-1).column.end;
-    const digits = origin - first < 2 ? 2 : 1;
+    const end = this.places.at(-1).column.end;
+    const origin = this.input.start ?? end;
+    const digits = end - first < 2 ? 2 : 1;
     let next = LABEL_WIDTH;
     for (const { column, x } of this.places) {
       if (x < next) continue;
-      const text = `${column.end < origin ? "−" : ""}${(origin - column.end).toFixed(digits)} s`;
+      const text = `${column.end < origin ? "−" : ""}${Math.abs(origin - column.end).toFixed(digits)} s`;
       if (x + context.measureText(text).width > width) break;
       drawTick(context, text, x, height);
       next = x + 90;
@@ -157,7 +167,8 @@ export class LanesView {
     const id = column.ids[lane] ?? null;
     const kind = CELL_NAMES[column.kinds[lane] ?? EMPTY];
     const ago = this.places.at(-1).column.end - column.end;
-    const when = ago ? `, ${formatSeconds(ago)} before the last one` : "";
+    const { start } = this.input;
+    const when = start !== null ? `, ${formatSeconds(column.end - start)} after the start` : ago ? `, ${formatSeconds(ago)} before the last one` : "";
     const lines = [`step ${formatCount(column.step)}, ${formatSeconds(column.end - column.start)}${when}`, `seat ${lane}`];
     if (id === null) return [...lines, "empty"];
     const tokens = column.tokens[lane];
@@ -181,7 +192,7 @@ export class LanesView {
     const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
     if (!this.places?.length) return;
     const last = this.places.length - 1;
-    const cursor = this.cursor ?? { index: last, lane: 0 };
+    const cursor = this.cursor ?? { index: this.#current(), lane: 0 };
     if (event.key === "Enter" || event.key === " ") {
       this.onSelect(this.places[Math.min(cursor.index, last)].column.ids[cursor.lane] ?? null);
     } else if (event.key === "Escape") {

@@ -1,7 +1,7 @@
 /** Sends bursts of synthetic requests. */
 
 import { ApiError, modelQuery, postAndFollow } from "./api.js";
-import { plural } from "./format.js";
+import { formatCount, plural } from "./format.js";
 
 /** Each running burst has a connection, and browsers open six to a server. */
 const MAX_BURSTS = 3;
@@ -20,7 +20,7 @@ export function enableBursts(view, onSent) {
   async function send() {
     if (numRunning === MAX_BURSTS) return `${MAX_BURSTS} bursts are running: wait until one has ended.`;
     const body = {};
-    for (const input of form.querySelectorAll("input")) body[input.name] = Number(input.value);
+    for (const input of form.querySelectorAll("input")) if (input.value) body[input.name] = Number(input.value);
     status.textContent = "Sending …";
     try {
       const { requests } = await postAndFollow(`v1/page/burst${modelQuery()}`, body, () => (numRunning -= 1));
@@ -28,7 +28,8 @@ export function enableBursts(view, onSent) {
       // Other prompts next time: the prefix cache would have the same ones already.
       form.elements.seed.value = String(body.seed + 1);
       onSent();
-      return `${plural(requests.length, "request")} sent.`;
+      showBatchAndMemory();
+      return describeBurst(requests);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       return error.message;
@@ -36,11 +37,32 @@ export function enableBursts(view, onSent) {
   }
 
   form.querySelector("fieldset").disabled = !view.control;
+  form.querySelector("fieldset").hidden = Boolean(view.recorded_log);
   document.getElementById("burst-note").textContent = view.control ? "" : controlNote(view);
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     status.textContent = await send();
   });
+}
+
+/** Scroll to the batch, unless the batch and the memory map are in view. */
+function showBatchAndMemory() {
+  const batch = document.getElementById("lanes").getBoundingClientRect();
+  const map = document.getElementById("memory-map").getBoundingClientRect();
+  if (batch.top < 0 || map.bottom > innerHeight) document.getElementById("burst-form").scrollIntoView();
+}
+
+/** The numbers of a burst, whose sizes the server has chosen where the form left them open. */
+function describeBurst(requests) {
+  const range = (name) => {
+    const counts = requests.map((each) => each[name]);
+    const [low, high] = [Math.min(...counts), Math.max(...counts)];
+    return low === high ? formatCount(low) : `${formatCount(low)} to ${formatCount(high)}`;
+  };
+  return (
+    `${plural(requests.length, "request")} sent: prompts of ${range("num_prompt_tokens")} tokens, answers of ` +
+    `${range("num_output_tokens")}, max_tokens ${range("max_tokens")}.`
+  );
 }
 
 function controlNote(view) {

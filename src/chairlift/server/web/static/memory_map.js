@@ -14,6 +14,8 @@ const MAX_CELL = 16;
  * @property {import("./engine_state.js").TrackedRequest[]} owners
  * @property {number} position the index of the block in the table of its first owner
  * @property {boolean} isCached
+ * @property {boolean} isExternal whether no request holds it and the first one of the queue cannot get it
+ * @property {import("./engine_state.js").TrackedRequest} [roundedFor] the request whose reservation was rounded up to it
  */
 
 export class MemoryMapView {
@@ -31,7 +33,7 @@ export class MemoryMapView {
     canvas.addEventListener("blur", () => this.#setCursor(null));
     canvas.addEventListener("mousemove", (event) => this.#hover(event));
     canvas.addEventListener("mouseleave", () => showTooltip([]));
-    canvas.addEventListener("click", (event) => this.onSelect(this.#blockAt(event)?.owners[0]?.id ?? null));
+    canvas.addEventListener("click", (event) => this.onSelect(holderOf(this.#blockAt(event))));
   }
 
   /**
@@ -43,7 +45,7 @@ export class MemoryMapView {
     this.options = options;
     const held = heldBlocks(state);
     this.blocks = options.scope === "all" ? allBlocks(state, held) : usedBlocks(state, held);
-    const { cell, perRow } = cells(this.canvas, this.blocks.length, MAX_HEIGHT);
+    const { cell, perRow } = cells(this.canvas, this.blocks.length, innerWidth < 620 ? MAX_HEIGHT / 2 : MAX_HEIGHT);
     Object.assign(this, { cell, perRow });
     const { context } = prepare(this.canvas, Math.ceil(Math.max(1, this.blocks.length) / perRow) * cell);
     const gap = cell > 4 ? 1 : 0;
@@ -56,17 +58,15 @@ export class MemoryMapView {
     });
     context.globalAlpha = 1;
     this.#drawCursor(context);
-    describeCanvas(this.canvas, describe(state, held));
-    return held.size;
+    describeCanvas(this.canvas, state.started ? useText(memoryUse(state, held)) : "No engine yet.");
   }
 
   #drawBlock(context, block, x, y, size, by) {
     const owner = block.owners.find((entry) => !entry.isDone && entry.state === "running") ?? block.owners[0];
     if (!owner) {
-      const isExternal = by === "kind" && isShortOfMemory(this.state);
-      context.fillStyle = color(isExternal ? "--external" : block.isCached ? "--cached" : "--cell-empty");
+      context.fillStyle = color(block.isExternal ? "--external" : block.isCached ? "--cached" : "--cell-empty");
       context.fillRect(x, y, size, size);
-      if (isExternal) drawPattern(context, "external", x, y, size, size);
+      if (block.isExternal) drawPattern(context, "external", x, y, size, size);
       return;
     }
     if (by === "owner") {
@@ -108,7 +108,7 @@ export class MemoryMapView {
       const next = this.cursor === null ? 0 : this.cursor + moves[event.key];
       this.#setCursor(Math.max(0, Math.min(this.blocks.length - 1, next)));
     } else if (event.key === "Enter" || event.key === " ") {
-      this.onSelect(this.blocks[this.cursor]?.owners[0]?.id ?? null);
+      this.onSelect(holderOf(this.blocks[this.cursor]));
     } else {
       return;
     }
@@ -190,8 +190,15 @@ function describeBlock(block) {
   const names = block.owners.slice(0, 4).map((owner) => shortId(owner.id));
   const more = block.owners.length > 4 ? [`and ${block.owners.length - 4} more`] : [];
   const kind = block.owners.length > 1 ? `shared by ${block.owners.length} requests` : "held by one request";
-  const text = block.owners.length ? kind : block.isCached ? "free, holds a cached prefix" : "free";
+  const unheld = block.isCached ? "free, holds a cached prefix" : "free";
+  const lost = block.roundedFor ? `lost to rounding for ${shortId(block.roundedFor.id)}` : `${unheld}, but not enough for the first waiting request`;
+  const text = block.owners.length ? kind : block.isExternal ? `${lost} (external fragmentation)` : unheld;
   return [`block ${formatCount(block.id)}: ${text}`, ...names, ...more];
+}
+
+/** The id of the request that a click on a block selects. */
+function holderOf(block) {
+  return (block?.owners[0] ?? block?.roundedFor)?.id ?? null;
 }
 
 /** The blocks with owners, by id. */
@@ -202,41 +209,83 @@ export function heldBlocks(state) {
     owner.blocks.forEach((id, position) => {
       const block = held.get(id);
       if (block) block.owners.push(owner);
-      else held.set(id, { id, owners: [owner], position, isCached: false });
+      else held.set(id, { id, owners: [owner], position, isCached: false, isExternal: false });
     });
   }
   return held;
 }
 
-/** The held blocks request by request, and then the cached ones. */
-function usedBlocks(state, held) {
-  const used = [...held.values()];
-  for (let id = 0; id <= state.maxBlock; id++) {
-    if (state.cached[id] && !held.has(id)) used.push(freeBlock(id, true));
+/** The blocks in no table by which a buddy allocator rounds reservations up to a power of two, by id, with the requests. */
+export function roundingBlocks(state) {
+  const lost = new Map();
+  if (state.started?.kv_arena !== "buddy") return lost;
+  for (const request of state.running()) {
+    const { blocks } = request;
+    if (!blocks.length) continue;
+    const size = 2 ** Math.ceil(Math.log2(blocks.length));
+    for (let id = blocks[0] + blocks.length; id < blocks[0] + size; id++) lost.set(id, request);
   }
-  return used;
+  return lost;
+}
+
+/** The blocks that requests hold, then external fragmentation, and then cached prefixes. */
+function usedBlocks(state, held) {
+  const others = allBlocks(state, held).filter((block) => !block.owners.length && (block.isExternal || block.isCached));
+  return [...held.values(), ...others.sort((one, other) => Number(other.isExternal) - Number(one.isExternal))];
 }
 
 function allBlocks(state, held) {
   const blocks = [];
+  const rounding = roundingBlocks(state);
+  const isShort = isShortOfMemory(state);
   for (let id = 0; id < (state.started?.num_blocks ?? 0); id++) {
-    blocks.push(held.get(id) ?? freeBlock(id, state.cached[id] === 1));
+    const roundedFor = rounding.get(id);
+    const isExternal = isShort || roundedFor !== undefined;
+    blocks.push(held.get(id) ?? { id, owners: [], position: 0, isCached: state.cached[id] === 1, isExternal, roundedFor });
   }
   return blocks;
 }
 
-function freeBlock(id, isCached) {
-  return { id, owners: [], position: 0, isCached };
+/**
+ * The use of the pool, which all texts of the page share: blocks in use hold requests, and the other ones are lost to
+ * rounding, unusable for the first waiting request, or free. Cached prefixes are in free blocks.
+ */
+export function memoryUse(state, held = heldBlocks(state)) {
+  const { num_blocks: total, block_size: size, kv_windows: windows } = state.started;
+  const rounding = roundingBlocks(state).size;
+  const rest = total - held.size - rounding;
+  const unusable = isShortOfMemory(state) ? rest : 0;
+  const use = { total, held: held.size, rounding, unusable, free: rest - unusable };
+  use.slots = { token_states: 0, reserved: 0, internal: 0, external: size * (rounding + unusable), free: size * use.free };
+  for (const { owners, position } of held.values()) {
+    const owner = owners.find((entry) => !entry.isDone && entry.state === "running") ?? owners[0];
+    const { written, reserved } = slotShares(state.started, owner, position);
+    use.slots.token_states += Math.round(size * written);
+    use.slots.reserved += Math.round(size * reserved);
+  }
+  use.slots.internal = size * held.size - use.slots.token_states - use.slots.reserved;
+  // The map does not divide the blocks of layers with windows.
+  if (windows.length > 1 && state.running().length) for (const kind of Object.keys(use.slots)) use.slots[kind] = state.step[kind];
+  return use;
+}
+
+/** The use of the pool in words. */
+export function useText({ total, held, rounding, unusable, free }) {
+  const parts = [`${plural(held, "block")} of ${formatCount(total)} in use (${formatPercent(held / total)})`];
+  if (rounding) parts.push(`${formatCount(rounding)} lost to rounding (external)`);
+  if (unusable) parts.push(`${formatCount(unusable)} not enough for the first waiting request (external)`);
+  return `${parts.join(", ")}, ${formatCount(free)} free`;
 }
 
 /** Whether free blocks are external fragmentation: the first request of the queue waits for memory. */
 function isShortOfMemory(state) {
-  return ["memory", "preemption"].includes(state.step?.wait_reason);
+  const head = state.requests.get(state.head);
+  return ["memory", "preemption"].includes(state.step?.wait_reason) && (head?.state ?? "waiting") === "waiting";
 }
 
 /**
- * The shares of a block's slots that have K and V (token states), and that will be written if the request reaches its
- * maximum length (reserved). The rest is internal fragmentation, like all slots of a member of a static batch that is done.
+ * The shares of a block's slots that have K and V (token states), and that will be written (reserved): up to the forced
+ * length of the answer, as that of the requests of a burst, or else to the maximum. The rest is internal fragmentation, like all slots of a member of a static batch that is done.
  */
 export function slotShares(started, owner, position) {
   if (owner.isDone || owner.state === "finished") return { written: 0, reserved: 0 };
@@ -244,14 +293,6 @@ export function slotShares(started, owner, position) {
   const first = position * started.block_size;
   const share = (numSlots) => Math.max(0, Math.min(1, (numSlots - first) / started.block_size));
   const written = share(owner.computed);
-  const last = owner.prompt + owner.maxTokens - 1;
+  const last = owner.prompt + (owner.outputLen ?? owner.maxTokens) - 1;
   return { written, reserved: Math.max(0, share(last) - written) };
-}
-
-function describe(state, held) {
-  if (!state.started) return "No engine yet.";
-  const total = state.started.num_blocks;
-  const shared = [...held.values()].filter((block) => block.owners.length > 1).length;
-  const share = formatPercent(held.size / total);
-  return `${plural(held.size, "block")} of ${formatCount(total)} in use (${share}), ${formatCount(shared)} of them shared.`;
 }

@@ -1,13 +1,14 @@
 /** The facts about one request as text. */
 
 import { formatCount, formatSeconds, plural } from "./format.js";
+import { roundingBlocks } from "./memory_map.js";
 
 const REASONS = {
   seats: (event, started) =>
     event.num_running < (started.static_batch_size ?? started.max_num_seqs)
       ? `its beams need more seats than are free (${event.num_running} of ${started.max_num_seqs} are taken)`
       : `all ${started.max_num_seqs} seats are taken (${event.num_running} running)`,
-  memory: (event) => memoryText(event),
+  memory: (event, started, state) => memoryText(event, state),
   token_budget: () => "the rest of the token budget of the step was smaller than its text, which is computed at once",
   pending_token: () => "the tokens of a running request are not known yet",
   sibling_prefill: () => "another answer to the same prompt computes it first",
@@ -16,18 +17,20 @@ const REASONS = {
   fairness: () => "it is the turn of another tenant",
 };
 
-function memoryText(event) {
+function memoryText(event, state) {
   const cached = event.evictable_blocks ? `, ${formatCount(event.evictable_blocks)} of them with cached prefixes` : "";
   const needed = plural(event.needed_blocks, "block");
+  const rounding = roundingBlocks(state).size;
+  const lost = rounding ? `, ${formatCount(rounding)} are lost to rounding` : "";
   const piece =
     event.largest_free_piece < event.free_blocks
       ? `; the largest free piece has ${formatCount(event.largest_free_piece)}`
       : "";
-  return `needs ${needed}, ${formatCount(event.free_blocks)} are free${cached}${piece}`;
+  return `needs ${needed}, ${formatCount(event.free_blocks)} are free${cached}${lost}${piece}`;
 }
 
 function reasonText(event, state) {
-  return (REASONS[event.reason] ?? ((e) => e.reason))(event, state.started);
+  return (REASONS[event.reason] ?? ((e) => e.reason))(event, state.started, state);
 }
 
 /** Why a waiting request was not admitted to the last step, with its numbers. */

@@ -16,7 +16,7 @@ const BUCKET_SECONDS = 1;
  * @property {number} gaps sum of the seconds between tokens; @property {number} numGaps
  * @property {number} running the largest batch
  * @property {number} waiting the longest queue
- * @property {number} held the largest share of held blocks
+ * @property {number} held the largest share of the memory that requests hold
  * @property {number} numWithSlo requests with an SLO that ended; @property {number} numMetSlo
  */
 
@@ -43,6 +43,16 @@ export class RunHistory {
 
   get end() {
     return this.state.time;
+  }
+
+  /** The time of the first step with a queue; undefined without one. */
+  get firstQueue() {
+    return this.events.find((event) => event.type === "step" && event.num_waiting)?.time;
+  }
+
+  /** The number of seats that were used in a log, which does not change. */
+  get numSeatsUsed() {
+    return (this.seatsUsed ??= this.columns.reduce((most, { ids }) => Math.max(most, 1 + ids.findLastIndex((id) => id !== null)), 1));
   }
 
   /** @param {object} event */
@@ -106,8 +116,9 @@ export class RunHistory {
     });
     bucket.running = Math.max(bucket.running, step.num_running);
     bucket.waiting = Math.max(bucket.waiting, step.num_waiting);
-    const { num_blocks: total } = this.state.started;
-    bucket.held = Math.max(bucket.held, total ? 1 - step.free_blocks / total : 0);
+    const { num_blocks: blocks, block_size: size } = this.state.started;
+    const numHeld = step.token_states + step.reserved + step.internal;
+    bucket.held = Math.max(bucket.held, blocks ? numHeld / (blocks * size) : 0);
   }
 
   /** Remove what is older than `seconds`. */
