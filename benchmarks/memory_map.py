@@ -26,7 +26,7 @@ OWNERS: Final = tuple(colour(f"owner-{index}") for index in range(8))
 FREE, ROUNDING, SHARED = len(OWNERS), len(OWNERS) + 1, len(OWNERS) + 2
 KEYS: Final = (
     drawing.KIND_FILLS["free"],
-    Fill("lost to rounding (external fragmentation)", drawing.KIND_FILLS["external"].colour),
+    Fill("lost to rounding", drawing.KIND_FILLS["external"].colour),
     Fill("shared by several requests", drawing.BLACK),
 )
 COLOURS: Final = np.array([to_rgb(colour) for colour in (*OWNERS, *(key.colour for key in KEYS))])

@@ -24,7 +24,7 @@ def lesson(
     seed: Annotated[int, Parameter(validator=Number(gte=0), help="Seed of the lengths and tokens of requests.")] = 0,
     num_requests: Annotated[
         int, Parameter(validator=Number(gte=32, lte=1000), help="Number of requests. Fewer are faster.")
-    ] = 96,
+    ] = 80,
     max_tokens: Annotated[
         int,
         Parameter(

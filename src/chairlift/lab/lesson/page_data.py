@@ -41,7 +41,7 @@ EXPLORED: Final = {
     "paged": "continuous, paged",
 }
 """The titles of the policies in the last chapter."""
-MAX_EXPLORED: Final = 96
+MAX_EXPLORED: Final = 80
 
 
 def page_data(lesson: Lesson, on_result: Callable[[], object] = lambda: None) -> dict[str, Any]:
