@@ -32,6 +32,7 @@ def send_burst(page: Page, **fields: str) -> None:
     page.evaluate("document.querySelector('#burst-form details').open = true")
     for name, value in {**BURST, **fields}.items():
         page.fill(f"input[name={name}]", value)
+    page.evaluate("document.querySelector('#burst-form details').open = false")
     page.get_by_role("button", name="Send the burst").click()
     expect(page.locator("#burst-status")).to_contain_text("sent")
 
