@@ -12,13 +12,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from chairlift.config import FAIR_POLICIES, EngineConfig
+from chairlift.config import EngineConfig
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.memory_trimming import limit_arenas, trim_memory
 from chairlift.engine.process.client import EngineClient
 from chairlift.engine.process.commands import ReopenFiles
 from chairlift.engine.process.process_client import ProcessClient
 from chairlift.errors import ConfigError, EngineDeadError
+from chairlift.policy_class import is_fair
 from chairlift.server.access.access_options import ANY, AccessOptions
 from chairlift.server.http.listener import listen, url_of
 from chairlift.server.models.model_options import ModelSpec
@@ -194,7 +195,7 @@ def server_config(config: EngineConfig, access: AccessOptions) -> EngineConfig:
         )
     config.check_files()
     weights = access.keys.tenant_weights()
-    if weights and config.scheduling_policy not in FAIR_POLICIES:
+    if weights and not is_fair(config.scheduling_policy):
         raise ConfigError(
             f"weight={weights[min(weights)]:g} of API key {min(weights)!r} needs scheduling_policy=fair or dlpm, got "
             f"{config.scheduling_policy}: set --scheduling-policy fair or dlpm, or remove the weights of keys"
