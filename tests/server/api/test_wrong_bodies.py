@@ -117,6 +117,7 @@ def chat(content: Any, role: str = "user", **fields: Any) -> dict[str, Any]:
             {"prompt": "x"},
             "messages is required, got prompt, which is a field of /v1/completions: send it there",
         ),
+        (ChatCompletionRequest, {"messages": [{"role": "user"}], "prompt": "x"}, "messages[0].content is required"),
         (CompletionRequest, {"prompt": "x", "timeout": float("nan")}, "timeout must be a finite number, got NaN"),
         (CompletionRequest, {"prompt": "x", "timeout": float("inf")}, "timeout must be a finite number, got Infinity"),
         (ResponsesRequest, {"input": "x", "max_tokens": 9}, "max_tokens is unknown: did you mean max_output_tokens?"),

@@ -38,12 +38,7 @@ def describe_decoder(
     """
     memory = loaded.choice.memory(loaded.device.type)
     activations = plan_activations(loaded.config, memory, limits, plan.block_size, loaded.kv_layout)
-    lines = _describe_pool(plan, limits)
-    if (asked := loaded.engine_config.kv_cache_memory_bytes) is not None and plan.limited_by == "demand":
-        lines.append(
-            f"kv_cache_memory_bytes: asked {format_memory(asked)}, used {format_memory(plan.num_bytes)}, because "
-            f"max_num_seqs={limits.max_num_seqs} requests of max_model_len={limits.max_model_len} tokens need no more"
-        )
+    lines = _describe_pool(plan, limits, loaded.engine_config.kv_cache_memory_bytes)
     lines.append(
         f"weights: {format_memory(total(loaded.planned_weights))}; activations of a step: at most "
         f"{format_memory(total(activations))}"
@@ -66,9 +61,19 @@ def describe_decoder(
     return lines
 
 
-def _describe_pool(plan: KVCachePlan, limits: SchedulerConfig) -> list[str]:
-    """The lines about recurrent states, the blocks of K and V, and the swap space, as far as there are any."""
+def _describe_pool(plan: KVCachePlan, limits: SchedulerConfig, budget: int | None) -> list[str]:
+    """The lines about recurrent states, the blocks of K and V, and the swap space, as far as there are any.
+
+    Args:
+        budget: bytes of `kv_cache_memory_bytes`, if it is set.
+    """
     lines = []
+    if budget is not None and plan.limited_by == "demand":
+        lines.append(
+            f"kv_cache_memory_bytes={format_memory(budget)} exceeds the {format_memory(plan.num_bytes)} that "
+            f"max_num_seqs={limits.max_num_seqs} requests of max_model_len={limits.max_model_len} tokens need: the "
+            "rest stays free"
+        )
     if plan.state_bytes:
         drafts = f", {plan.num_draft_states} draft tokens" if plan.num_draft_states else ""
         lines.append(

@@ -39,8 +39,8 @@ def set_threads(num_threads: int | None, choice: KernelChoice) -> int:
         raise ConfigError(f"num_threads={num_threads} exceeds the limit of {MAX_THREADS} threads")
     if num_threads > (num_cpus := len(allowed_cpus())):
         logger.warning(
-            f"num_threads: asked {num_threads}, used {num_threads}, but this process may use {num_cpus} CPUs, so "
-            f"threads wait for each other in each step: set num_threads to at most {num_cpus}, or leave it out"
+            f"num_threads={num_threads} exceeds the {num_cpus} CPUs of this process, so threads wait for each other in "
+            f"each step: set num_threads to at most {num_cpus}, or leave it out"
         )
     num_callers = find_kernel_set(choice.kernels).set_num_threads(num_threads)
     if num_callers > 1 and len(nodes := CpuTopology().numa_nodes(allowed_cpus())) > 1:

@@ -59,9 +59,10 @@ def validation_problem(kind: type[RequestBody], problems: Sequence[ErrorDetails]
     field = problems[0]["loc"][:1]
     errors = [(_path(problem, body), problem) for problem in problems if problem["loc"][:1] == field]
     name, (path, first) = _format_path(field), errors[0]
-    if first["type"] == "missing" and isinstance(body, dict):
-        for other in body.keys() & ENDPOINTS.keys() - kind.model_fields.keys():
-            return f"{name} is required, got {other}, which is a field of {ENDPOINTS[other]}: send it there", name
+    if first["type"] == "missing" and len(first["loc"]) == 1 and name in ENDPOINTS and isinstance(body, dict):
+        for other, endpoints in ENDPOINTS.items():
+            if other in body and other not in kind.model_fields:
+                return f"{name} is required, got {other}, which is a field of {endpoints}: send it there", name
     if first["type"] == "extra_forbidden" and (meant := _suggestion(kind, path, body)):
         return f"{_format_path(path)} is unknown: {meant}", name
     if too_long := [error for error in errors if error[1]["type"] == "too_long"]:
