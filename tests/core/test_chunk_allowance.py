@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chairlift.core.chunk_allowance import ChunkAllowance
+from chairlift.core.queues.earliest_deadline import EarliestDeadlineQueue
 from chairlift.events import Step
 from chairlift.slo import SLO
 from chairlift.step_time import CHUNK_MULTIPLE, StepTime
@@ -86,8 +87,15 @@ def test_chunks_exceed_the_target_only_by_the_guaranteed_tokens(
 
 
 def test_under_edf_a_step_keeps_the_time_per_output_token_of_the_streams() -> None:
-    for policy, slo_ms, seconds in (("edf", 30, 0.03), ("edf", 9e6, 0.05), ("fcfs", 30, 0.05)):
-        core, _, _, events = engine(scheduling_policy=policy)
+    own = f"{EarliestDeadlineQueue.__module__}:EarliestDeadlineQueue"
+    for policy, slo_ms, seconds, pace in (
+        ("edf", 30, 0.03, None),
+        ("edf", 9e6, 0.05, None),
+        ("fcfs", 30, 0.05, None),
+        (own, 30, 0.03, None),
+        (own, 30, 0.03, 5.0),
+    ):
+        core, _, _, events = engine(scheduling_policy=policy, pacing_tokens_per_second=pace)
         core.add(make_request("stream", [1, 2], max_tokens=40, slo=SLO(tpot_ms=slo_ms)))
         core.step()
         core.add(make_request("prompt", list(range(1, 601)), max_tokens=1))

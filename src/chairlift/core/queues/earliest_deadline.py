@@ -36,6 +36,7 @@ class EarliestDeadlineQueue(RequestQueue):
     """
 
     has_constant_keys = False
+    keeps_tpot = True
 
     def __init__(
         self, step_time: StepTime | None, max_num_batched_tokens: int, num_cached_tokens: Callable[[Request], int]

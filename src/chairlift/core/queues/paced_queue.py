@@ -47,6 +47,7 @@ class PacedQueue(RequestQueue):
     def __init__(self, queue: RequestQueue, tokens_per_second: float) -> None:
         super().__init__()
         self._queue = queue
+        self.keeps_tpot = queue.keeps_tpot
         self._speed = tokens_per_second
         self._now = -math.inf
         self._paused: list[tuple[float, int, Request]] = []

@@ -22,10 +22,11 @@ class RequestQueue:
         has_constant_keys: the key of a request never changes. Otherwise it changes between two steps, or when a request
             of the same tenant is admitted.
         is_fair: the queue gives turns to tenants.
+        keeps_tpot: the chunks of a step are also limited by the objectives of the time per output token.
     """
 
     has_constant_keys = True
-    is_fair = False
+    is_fair = keeps_tpot = False
 
     def __init__(self) -> None:
         self._requests: deque[Request] = deque()
