@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from chairlift.errors import ConfigError
 from chairlift.options import check_options, object_parser, option, parse_paths, parse_weights, unknown_option
-from chairlift.policy_class import KV_BASE, QUEUE_BASE, is_fair, is_paged
+from chairlift.policy_class import KV_BASE, QUEUE_BASE, default_length_predictor, is_fair, is_paged
 from chairlift.speculative_config import SpeculativeConfig
 from chairlift.step_time import RowTime, StepTime
 from chairlift.system.memory_amounts import parse_memory
@@ -18,8 +18,6 @@ from chairlift.system.output_files import check_writable
 
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair", "srpt", "mlfq", "dlpm", "edf")
 LENGTH_PREDICTORS = ("none", "max_tokens", "history", "oracle")
-DEFAULT_LENGTH_PREDICTOR = {"srpt": "history"}
-"""The length predictor of a scheduling policy that needs one."""
 KERNEL_SETS = ("auto", "native", "torch")
 QUANTIZATIONS = ("int8", "q8_0", "q4_0", "q4_1")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8")
@@ -114,7 +112,7 @@ class SchedulerConfig:
                 f"tenant_weights need scheduling_policy=fair or dlpm, got scheduling_policy={self.scheduling_policy}: "
                 f"set --scheduling-policy fair or dlpm, or remove them"
             )
-        if self.scheduling_policy in DEFAULT_LENGTH_PREDICTOR and self.length_predictor == "none":
+        if self.length_predictor == "none" and default_length_predictor(self.scheduling_policy) != "none":
             raise ConfigError(
                 f"scheduling_policy={self.scheduling_policy} orders requests by predicted output lengths, got "
                 f"length_predictor=none: set --length-predictor history, max_tokens or oracle"
@@ -562,7 +560,7 @@ class EngineConfig:
             static_run_to=self.static_run_to or "batch",
             tenant_weights=self.tenant_weights or {},
             pacing_tokens_per_second=self.pacing_tokens_per_second,
-            length_predictor=self.length_predictor or DEFAULT_LENGTH_PREDICTOR.get(self.scheduling_policy, "none"),
+            length_predictor=self.length_predictor or default_length_predictor(self.scheduling_policy),
             step_time=step_time,
             speculative_config=self.speculative,
             row_time=row_time,

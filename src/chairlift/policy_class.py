@@ -19,6 +19,9 @@ FAIR_POLICIES: Final = ("fair", "dlpm")
 PRIORITY_POLICIES: Final = ("priority", "fair")
 """The scheduling policies that share the engine between tenants, and those on which priorities have an influence."""
 
+DEFAULT_LENGTH_PREDICTOR: Final = {"srpt": "history"}
+"""The length predictor of a scheduling policy that needs one."""
+
 
 @cache
 def load_class(policy: str, option: str, base: str = "builtins.object") -> type[Any]:
@@ -64,6 +67,13 @@ def is_class_name(policy: str) -> bool:
 def is_fair(policy: str) -> bool:
     """Whether a scheduling policy shares the engine between tenants."""
     return policy in FAIR_POLICIES or (is_class_name(policy) and queue_class(policy).is_fair)
+
+
+def default_length_predictor(policy: str) -> str:
+    """The length predictor of a scheduling policy if none is named: "none" if it needs no predictions."""
+    if is_class_name(policy):
+        return str(queue_class(policy).default_length_predictor)
+    return DEFAULT_LENGTH_PREDICTOR.get(policy, "none")
 
 
 def uses_priority(policy: str) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from chairlift.config import EngineConfig
+from chairlift.config import SCHEDULING_POLICIES, EngineConfig
+from chairlift.core.queues.queue_selection import QUEUES as QUEUES_BY_NAME
 from chairlift.errors import ConfigError
 from chairlift.events import Step
 from chairlift.lab.bench.policies import parse_policy
+from chairlift.policy_class import default_length_predictor, is_fair
 from support.explained import explain
 from support.fakes import expected_tokens, make_engine, make_request, run_to_end
 from support.tracked_engine import TrackedEngine
@@ -17,12 +20,16 @@ from support.tracked_engine import TrackedEngine
 QUEUES = """
 from chairlift.core.queues.fair_queue import FairQueue
 from chairlift.core.queues.request_queue import RequestQueue
+from chairlift.core.queues.shortest_remaining import ShortestRemainingQueue
 
 class ShortestPrompt(RequestQueue):
     def key(self, request):
         return (request.num_prompt_tokens, 0, request.arrival_index)
 
 class LastTenant(FairQueue):
+    pass
+
+class LeastWork(ShortestRemainingQueue):
     pass
 """
 
@@ -73,6 +80,24 @@ def test_an_own_queue_of_tenants_is_explained_as_fair() -> None:
     assert [explain(engine, name).position for name in (own, other)] == [1, 0]
 
 
+def test_a_queue_derived_from_srpt_has_predictions() -> None:
+    name = "own_queues:LeastWork"
+    limits = EngineConfig(scheduling_policy=name).scheduler_config(64)
+    assert limits.length_predictor == "history"
+    with pytest.raises(ConfigError, match=f"{name} orders requests by predicted output lengths"):
+        replace(limits, length_predictor="none")
+    core, _, _, _ = make_engine(scheduling_policy=name)
+    core.add(make_request("one", [1] * 4, max_tokens=8))
+    assert run_to_end(core) == {"one": expected_tokens([1] * 4, 8)}
+
+
+@pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
+def test_a_queue_of_the_package_has_the_same_properties_by_its_name_and_by_its_class(policy: str) -> None:
+    own = f"{QUEUES_BY_NAME[policy].__module__}:{QUEUES_BY_NAME[policy].__name__}"
+    for of_policy in (default_length_predictor, is_fair):
+        assert of_policy(policy) == of_policy(own)
+
+
 @pytest.mark.parametrize("kv", ["own_memory:Halves", "own_memory:OneAtATime"])
 def test_own_memory_gives_the_same_tokens(kv: str) -> None:
     core, manager, _, events = make_engine(kv=kv, num_blocks=64, max_model_len=64)
@@ -118,7 +143,7 @@ def test_parts_of_a_compared_policy_are_found_by_their_base() -> None:
             "own_fault:Queue",
             "module 'own_fault' cannot be imported (ZeroDivisionError",
         ),
-        ("scheduling_policy", "own_queues:Longest", "its classes are ShortestPrompt, LastTenant"),
+        ("scheduling_policy", "own_queues:Longest", "its classes are ShortestPrompt, LastTenant, LeastWork"),
         ("scheduling_policy", "own_memory:Halves", "no class 'Halves' that is derived from chairlift.core.queues."),
         (
             "scheduling_policy",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from chairlift.clock import VirtualClock
-from chairlift.config import DEFAULT_LENGTH_PREDICTOR, SchedulerConfig
+from chairlift.config import SchedulerConfig
 from chairlift.core.engine_core import EngineCore
 from chairlift.core.factory import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
@@ -18,6 +18,7 @@ from chairlift.core.kv.stored_prefixes import BlockStore
 from chairlift.core.speculation.prompt_lookup import Proposal
 from chairlift.events import EventList
 from chairlift.outputs import EngineCoreOutput, Logprob, ModelRunnerOutput, NewRequest, SchedulerOutput, TokenLogprobs
+from chairlift.policy_class import default_length_predictor
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
 from chairlift.slo import SLO
@@ -263,7 +264,7 @@ def make_engine(
         max_num_seqs,
         max_num_batched_tokens,
         scheduling_policy,
-        length_predictor=length_predictor or DEFAULT_LENGTH_PREDICTOR.get(scheduling_policy, "none"),
+        length_predictor=length_predictor or default_length_predictor(scheduling_policy),
         pacing_tokens_per_second=pacing_tokens_per_second,
         batching=batching,
         static_batch_size=min(static_batch_size, max_num_seqs),

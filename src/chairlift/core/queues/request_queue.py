@@ -22,11 +22,14 @@ class RequestQueue:
         has_constant_keys: the key of a request never changes. Otherwise it changes between two steps, or when a request
             of the same tenant is admitted.
         is_fair: the queue gives turns to tenants.
+        default_length_predictor: the length predictor of the configuration if it names none; a queue with another one
+            than "none" needs predictions.
         keeps_tpot: the chunks of a step are also limited by the objectives of the time per output token.
     """
 
     has_constant_keys = True
     is_fair = keeps_tpot = False
+    default_length_predictor = "none"
 
     def __init__(self) -> None:
         self._requests: deque[Request] = deque()

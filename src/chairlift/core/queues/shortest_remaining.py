@@ -44,6 +44,7 @@ class ShortestRemainingQueue(RequestQueue):
     """The request with the least predicted work first. Pending tokens count as generated."""
 
     has_constant_keys = False
+    default_length_predictor = "history"
 
     def key(self, request: Request) -> Key:
         predicted, num_prompt_tokens = request.predicted_len, request.num_prompt_tokens
