@@ -190,7 +190,7 @@ def check_options(record: Any, declared_by: type[Any] | None = None) -> None:
             if declared.base_class is not None and is_class_name(str(each)):
                 load_class(each, name, declared.base_class)
             elif declared.choices and each not in declared.choices:
-                own = () if declared.base_class is None else ("module:Class",)
+                own = () if declared.base_class is None else ("or module:Class",)
                 raise ConfigError(not_a_choice(name, (*declared.choices, *own), each))
             if declared.minimum is not None:
                 _check_range(name, each, declared.minimum, declared.maximum)
