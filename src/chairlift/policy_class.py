@@ -13,7 +13,8 @@ from chairlift.errors import ConfigError
 QUEUE_BASE: Final = "chairlift.core.queues.request_queue.RequestQueue"
 KV_BASE: Final = "chairlift.core.kv.kv_cache_manager.KVCacheManager"
 PAGED_BASE: Final = "chairlift.core.kv.paged_kv_cache.PagedKVCacheManager"
-"""The classes from which scheduling policies, KV policies and those of paged memory are derived."""
+RESERVATION_BASE: Final = "chairlift.core.baselines.reservations.ReservationKVCacheManager"
+"""The classes from which scheduling policies, KV policies, and those of paged memory and reservations are derived."""
 
 FAIR_POLICIES: Final = ("fair", "dlpm")
 PRIORITY_POLICIES: Final = ("priority", "fair")
@@ -84,6 +85,11 @@ def uses_priority(policy: str) -> bool:
 def is_paged(kv: str) -> bool:
     """Whether a KV policy allocates blocks on demand, and can share those of equal prefixes."""
     return kv == "paged" or (is_class_name(kv) and has_base(kv_class(kv), PAGED_BASE))
+
+
+def reserves(kv: str) -> bool:
+    """Whether a KV policy takes consecutive blocks from an arena when it admits a request."""
+    return has_base(kv_class(kv), RESERVATION_BASE) if is_class_name(kv) else kv != "paged"
 
 
 def queue_class(policy: str) -> Any:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from chairlift.config import SCHEDULING_POLICIES, EngineConfig
+from chairlift.config import SCHEDULING_POLICIES, EngineConfig, SchedulerConfig
+from chairlift.core.factory import KVPool
 from chairlift.core.queues.queue_selection import QUEUES as QUEUES_BY_NAME
 from chairlift.errors import ConfigError
 from chairlift.events import Step
 from chairlift.lab.bench.policies import parse_policy
+from chairlift.lab.sim.simulator import SimConfig
 from chairlift.policy_class import default_length_predictor, is_fair
 from support.explained import explain
 from support.fakes import expected_tokens, make_engine, make_request, run_to_end
@@ -35,11 +37,16 @@ class LeastWork(ShortestRemainingQueue):
 
 MEMORY = """
 from chairlift.core.baselines.reservations import ReservationKVCacheManager
+from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 
 class Halves(ReservationKVCacheManager):
     def reserved_slots(self, request):
         return self.max_model_len // 2
+
+class Other(KVCacheManager):
+    def __init__(self, arena, block_size, max_model_len):
+        self.num_blocks, self.block_size = arena.num_blocks, block_size
 
 class OneAtATime(PagedKVCacheManager):
     def allocate(self, request):
@@ -113,6 +120,14 @@ def test_own_memory_gives_the_same_tokens(kv: str) -> None:
 def test_paged_memory_of_ones_own_has_a_prefix_cache_and_reservations_have_none() -> None:
     assert EngineConfig(kv="own_memory:OneAtATime").has_prefix_cache
     assert not EngineConfig(kv="own_memory:Halves", kv_arena="first-fit").has_prefix_cache
+
+
+@pytest.mark.parametrize(
+    ("kv", "arena"), [("Halves", "buddy"), ("OneAtATime", None), ("Other", None), ("paged", None), ("exact", "buddy")]
+)
+def test_only_reservations_record_an_arena(kv: str, arena: str | None) -> None:
+    pool = KVPool(64, 4, 64, f"own_memory:{kv}" if kv[0].isupper() else kv)
+    assert SimConfig(SchedulerConfig(max_model_len=64), pool).engine_started().kv_arena == arena
 
 
 def test_parts_of_a_compared_policy_are_found_by_their_base() -> None:

@@ -25,7 +25,7 @@ from chairlift.loading.resolve import model_root
 from chairlift.lora import LoRARequest
 from chairlift.observability.event_log import EventFile
 from chairlift.observability.trace_recorder import TraceRecorder
-from chairlift.policy_class import is_paged, uses_priority
+from chairlift.policy_class import reserves, uses_priority
 from chairlift.worker.disk_block_store import DiskBlockStore
 
 logger = logging.getLogger("chairlift")
@@ -126,7 +126,7 @@ def _engine_started(config: EngineConfig, loaded: LoadedModel, prepared: Prepare
         num_blocks=plan.num_blocks,
         kv=config.kv,
         enable_prefix_caching=prepared.has_prefix_cache,
-        kv_arena=None if is_paged(config.kv) else config.kv_arena,
+        kv_arena=config.kv_arena if reserves(config.kv) else None,
         kernels=choice.kernels,
         kv_cache_dtype=choice.kv_cache_dtype if plan.num_blocks else "",
         quantization=choice.quantization,

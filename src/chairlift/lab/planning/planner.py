@@ -30,7 +30,7 @@ from chairlift.lab.sim.roofline import Roofline, block_copy_seconds
 from chairlift.lab.sim.simulator import SimConfig
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.torch_operations import fallback_notes
-from chairlift.policy_class import is_paged
+from chairlift.policy_class import reserves
 from chairlift.system.memory_amounts import format_memory
 
 MAX_DRAWS: Final = 20
@@ -247,7 +247,7 @@ def serve_command(model: PlannedModel, config: EngineConfig, memory: MemoryPlan)
         "kv": config.kv,
         "max-num-batched-tokens": config.max_num_batched_tokens,
         "quantization": config.quantization,
-        "kv-arena": None if is_paged(config.kv) else config.kv_arena,
+        "kv-arena": config.kv_arena if reserves(config.kv) else None,
         "static-batch-size": limits.static_batch_size if config.batching == "static" else None,
         "max-loras": num_loras or None,
         "max-lora-rank": config.max_lora_rank if num_loras else None,

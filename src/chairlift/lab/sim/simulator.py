@@ -17,7 +17,7 @@ from chairlift.lab.sim.executor import TOP_TOKEN, SimExecutor
 from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.request_feed import RequestFeed
-from chairlift.policy_class import is_paged
+from chairlift.policy_class import is_paged, reserves
 from chairlift.request import Request
 
 
@@ -69,7 +69,7 @@ class SimConfig:
             num_blocks=pool.num_blocks,
             kv=pool.kv,
             enable_prefix_caching=self.has_prefix_cache,
-            kv_arena=None if is_paged(pool.kv) else pool.kv_arena,
+            kv_arena=pool.kv_arena if reserves(pool.kv) else None,
             weight_bytes=0 if model is None else model.weight_bytes,
             kv_bytes_per_slot=0 if model is None else model.kv_bytes_per_slot,
             kv_windows=list(pool.windows),
