@@ -33,7 +33,7 @@ def load_class(policy: str, option: str, base: str = "builtins.object") -> type[
         base: the full name of a class that it must be derived from.
 
     Raises:
-        ConfigError: the module cannot be imported, or has no such class.
+        ConfigError: the module cannot be imported, or has no such class, or the class is abstract.
     """
     module_name, _, class_name = policy.partition(":")
     if (folder := os.getcwd()) not in sys.path:
@@ -52,6 +52,10 @@ def load_class(policy: str, option: str, base: str = "builtins.object") -> type[
             f"{option}={policy}: {module_name} has no class {class_name!r} that is derived from {base}; its classes "
             f"are {', '.join(own) or 'none'}"
         )
+    missing: list[str] = sorted(getattr(found, "__abstractmethods__", ()))
+    if missing or getattr(found, "_is_protocol", False):
+        lacks = f"is abstract, and does not define {', '.join(missing)}" if missing else "is a Protocol"
+        raise ConfigError(f"{option}={policy}: {class_name} {lacks}: name a class that defines all methods")
     return found
 
 

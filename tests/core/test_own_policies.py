@@ -44,6 +44,9 @@ class Halves(ReservationKVCacheManager):
     def reserved_slots(self, request):
         return self.max_model_len // 2
 
+class Unfinished(ReservationKVCacheManager):
+    pass
+
 class Other(KVCacheManager):
     def __init__(self, arena, block_size, max_model_len):
         self.num_blocks, self.block_size = arena.num_blocks, block_size
@@ -165,6 +168,8 @@ def test_parts_of_a_compared_policy_are_found_by_their_base() -> None:
             "shortest",
             "mlfq, dlpm, edf, or module:Class, got 'shortest'",
         ),
+        ("kv", "own_memory:Unfinished", "is abstract, and does not define reserved_slots: name a class that defines"),
+        ("kv", "own_memory:KVCacheManager", "KVCacheManager is a Protocol: name a class that defines all methods"),
         ("kv", "own_queues:LastTenant", "is derived from chairlift.core.kv.kv_cache_manager.KVCacheManager"),
     ],
 )
