@@ -83,7 +83,7 @@ def default_length_predictor(policy: str) -> str:
 
 def uses_priority(policy: str) -> bool:
     """Whether priorities may have an influence on a scheduling policy."""
-    return policy in PRIORITY_POLICIES or is_class_name(policy)
+    return policy in PRIORITY_POLICIES or (is_class_name(policy) and queue_class(policy).uses_priority)
 
 
 def is_paged(kv: str) -> bool:

@@ -10,11 +10,12 @@ import pytest
 from chairlift.config import SCHEDULING_POLICIES, EngineConfig, SchedulerConfig
 from chairlift.core.factory import KVPool
 from chairlift.core.queues.queue_selection import QUEUES as QUEUES_BY_NAME
+from chairlift.engine.explanation.explained_span import describe_preemption
 from chairlift.errors import ConfigError
 from chairlift.events import Step
 from chairlift.lab.bench.policies import parse_policy
 from chairlift.lab.sim.simulator import SimConfig
-from chairlift.policy_class import default_length_predictor, is_fair
+from chairlift.policy_class import default_length_predictor, is_fair, uses_priority
 from support.explained import explain
 from support.fakes import expected_tokens, make_engine, make_request, run_to_end
 from support.tracked_engine import TrackedEngine
@@ -101,10 +102,27 @@ def test_a_queue_derived_from_srpt_has_predictions() -> None:
     assert run_to_end(core) == {"one": expected_tokens([1] * 4, 8)}
 
 
+def test_only_a_class_with_an_order_by_priority_accepts_priorities() -> None:
+    assert uses_priority("own_queues:LastTenant")
+    assert not uses_priority("own_queues:ShortestPrompt")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("LeastWork", "which own_queues:LeastWork prefers, or because it was ahead of its reader, or had"),
+        ("ShortestPrompt", "because it was ahead of its reader, or had"),
+    ],
+)
+def test_a_lost_seat_under_pacing_is_explained_by_an_own_queue_that_displaces(name: str, reason: str) -> None:
+    text = describe_preemption("r3", f"own_queues:{name}", is_paced=True)
+    assert text.startswith(f"preempted: its seat was given to r3, {reason}")
+
+
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
 def test_a_queue_of_the_package_has_the_same_properties_by_its_name_and_by_its_class(policy: str) -> None:
     own = f"{QUEUES_BY_NAME[policy].__module__}:{QUEUES_BY_NAME[policy].__name__}"
-    for of_policy in (default_length_predictor, is_fair):
+    for of_policy in (default_length_predictor, is_fair, uses_priority):
         assert of_policy(policy) == of_policy(own)
 
 

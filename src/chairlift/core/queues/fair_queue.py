@@ -36,7 +36,7 @@ class FairQueue(RequestQueue):
     """
 
     has_constant_keys = False
-    is_fair = True
+    is_fair = uses_priority = True
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         super().__init__()

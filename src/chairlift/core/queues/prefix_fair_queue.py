@@ -45,6 +45,8 @@ class PrefixFairQueue(FairQueue):
         quantum: Q, in the unit of service.
     """
 
+    uses_priority = False
+
     def __init__(
         self, weights: Mapping[str, float], num_cached_tokens: Callable[[Request], int], quantum: float = QUANTUM
     ) -> None:

@@ -22,13 +22,14 @@ class RequestQueue:
         has_constant_keys: the key of a request never changes. Otherwise it changes between two steps, or when a request
             of the same tenant is admitted.
         is_fair: the queue gives turns to tenants.
+        uses_priority: the `priority` of a request has an influence; otherwise a request with one is rejected.
         default_length_predictor: the length predictor of the configuration if it names none; a queue with another one
             than "none" needs predictions.
         keeps_tpot: the chunks of a step are also limited by the objectives of the time per output token.
     """
 
     has_constant_keys = True
-    is_fair = keeps_tpot = False
+    is_fair = uses_priority = keeps_tpot = False
     default_length_predictor = "none"
 
     def __init__(self) -> None:
@@ -118,6 +119,8 @@ class RequestQueue:
 
 class PriorityQueue(RequestQueue):
     """The smaller `priority` first; first come, first served among equals."""
+
+    uses_priority = True
 
     def key(self, request: Request) -> Key:
         return (0.0, request.priority, request.arrival_index)

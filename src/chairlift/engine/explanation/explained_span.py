@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chairlift.clock import format_duration
+from chairlift.core.queues.request_queue import RequestQueue
 from chairlift.counts import are, counted
-from chairlift.policy_class import is_class_name
+from chairlift.policy_class import is_class_name, queue_class
 
 OUTSIDE_QUEUE = {
     "next_step": "the engine was computing a step when the request arrived",
@@ -84,7 +85,8 @@ def describe_preemption(displaced_by: str | None, policy: str, *, is_paced: bool
     """Why a request was preempted under a scheduling policy; `displaced_by` is the request that took its seat."""
     if displaced_by is None:
         return "preempted for lack of memory, because it was the last running request in the order of the queue"
-    reason = DISPLACING_REASONS.get(policy, PACED if is_paced else f"which {policy} prefers")
+    is_own = is_class_name(policy) and queue_class(policy).displaces is not RequestQueue.displaces
+    reason = DISPLACING_REASONS.get(policy, f"which {policy} prefers" if is_own or not is_paced else PACED)
     if is_paced and reason != PACED:
         reason += f", or {PACED}"
     return f"preempted: its seat was given to {displaced_by}, {reason}"
