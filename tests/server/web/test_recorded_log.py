@@ -38,6 +38,16 @@ def test_another_host_answers_to_its_names(log: Path) -> None:
     assert TestClient(page_app("two runs"), base_url="http://attacker.example").get("/").status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("host", "name"), [("localhost", "localhost"), ("127.0.0.1", "localhost"), ("::1", "[::1]"), ("127.0.0.2",) * 2]
+)
+def test_every_host_of_the_loopback_interface_has_its_own_names_only(log: Path, host: str, name: str) -> None:
+    for app in (recorded_log_app(log, host), page_app("two runs", host)):
+        client = TestClient(app)
+        assert client.get("/", headers={"host": f"{name}:8123"}).status_code == 200
+        assert client.get("/", headers={"host": "attacker.example"}).status_code == 400
+
+
 def test_a_file_that_is_no_event_log_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("hello")

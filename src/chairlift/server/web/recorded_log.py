@@ -16,6 +16,7 @@ from starlette.routing import Mount, Route
 
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, read_events
+from chairlift.server.access.access_options import is_loopback
 from chairlift.server.http.listener import listen, url_of
 from chairlift.server.web.page_bodies import PageView
 from chairlift.server.web.page_routes import STATIC, PageFiles, page_endpoint
@@ -62,8 +63,10 @@ def page_app(text: str, host: str = HOST) -> Starlette:
 
 
 def _own_names(host: str) -> Middleware:
-    """Rejects calls with the name of another host, which a page of the web could have made."""
-    return Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"] if host == HOST else ["*"])
+    """Rejects calls with the name of another host, which a page of the web could have made. Other computers can use any
+    name of this one, unless only this computer can connect."""
+    names = {HOST, "localhost", f"[{host}]" if ":" in host else host}
+    return Middleware(TrustedHostMiddleware, allowed_hosts=sorted(names) if is_loopback(host) else ["*"])
 
 
 def check_log(log: Path) -> None:
