@@ -307,6 +307,15 @@ def test_the_page_of_a_recorded_log_has_no_engine_to_return_to(page: Page, live:
     expect(page.locator("#to-live")).to_be_hidden()
 
 
+def test_a_pool_without_blocks_has_no_percentage(page: Page, live: RunningServer, tmp_path: Path) -> None:
+    log = recorded_log(tmp_path)
+    log.write_text(re.sub(r'"num_blocks": ?20', '"num_blocks":0', log.read_text().splitlines()[0]) + "\n")
+    open_page(page, live)
+    page.set_input_files("#log-file", log)
+    expect(page.locator("#map-note")).to_contain_text("0 blocks of 0 in use, 0 free")
+    expect(page.locator("#figure-memory")).to_have_text("–")
+
+
 def test_all_parts_of_the_page_have_one_definition_of_memory_in_use(
     page: Page, live: RunningServer, tmp_path: Path
 ) -> None:

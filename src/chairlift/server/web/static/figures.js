@@ -36,7 +36,7 @@ export function drawFigures(run, state, time) {
     tokens: formatCount(tokens / seconds),
     running: `${state.running().length} / ${state.started?.max_num_seqs ?? "–"}`,
     waiting: formatCount(state.waiting().length),
-    memory: use ? formatPercent(use.held / use.total) : "–",
+    memory: use?.total ? formatPercent(use.held / use.total) : "–",
     ttft: formatSeconds(percentile(ttft, 0.5)),
     itl: numGaps ? formatSeconds(gaps / numGaps) : "–",
     goodput: `${(numMetSlo / minuteSeconds).toFixed(1)} (${formatPercent(numMetSlo / numWithSlo)})`,

@@ -271,7 +271,8 @@ export function memoryUse(state, held = heldBlocks(state)) {
 
 /** The use of the pool in words. */
 export function useText({ total, held, rounding, unusable, free }) {
-  const parts = [`${plural(held, "block")} of ${formatCount(total)} in use (${formatPercent(held / total)})`];
+  const share = total ? ` (${formatPercent(held / total)})` : "";
+  const parts = [`${plural(held, "block")} of ${formatCount(total)} in use${share}`];
   if (rounding) parts.push(`${formatCount(rounding)} lost to rounding (external)`);
   if (unusable) parts.push(`${formatCount(unusable)} not enough for the first waiting request (external)`);
   return `${parts.join(", ")}, ${formatCount(free)} free`;
