@@ -59,3 +59,22 @@ def test_two_runs_are_side_by_side_in_one_file(page: Page, tmp_path: Path) -> No
     assert left is not None
     assert right is not None
     assert (left["y"], left["x"] + left["width"]) == (right["y"], right["x"])
+
+
+def test_a_log_is_not_replaced_by_its_page(tmp_path: Path) -> None:
+    log = recorded_log(tmp_path)
+    content, link = log.read_bytes(), tmp_path / "link.html"
+    link.symlink_to(log)
+    for output in (log, link):
+        assert f"output={output} is an event log" in invoke(["report", str(log), "--output", str(output)]).output
+    assert log.read_bytes() == content
+
+
+def test_a_log_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    """The first line is valid, and the invalid byte follows long after it."""
+    log = recorded_log(tmp_path)
+    line = len(log.read_bytes().splitlines()) + 1
+    with log.open("ab") as file:
+        file.write(b" " * 100_000 + b"\xff")
+    failed = invoke(["report", str(log), "--output", str(tmp_path / "report.html")])
+    assert f"not an event log: {log}, line {line}: not UTF-8" in str(failed.exception)

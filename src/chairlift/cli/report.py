@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from chairlift.errors import ConfigError
 from chairlift.system.output_files import check_writable, write_output
 
 
@@ -28,6 +29,10 @@ def report(
 
     logs = [events] if other is None else [events, other]
     if output is not None:
+        if output.resolve() in [log.resolve() for log in logs]:
+            raise ConfigError(
+                f"output={output} is an event log of this report, which it would replace: use another file"
+            )
         check_writable("output", output)
         write_output("output", output, recorded_page(logs))
         print(f"{output} shows {' and '.join(map(str, logs))}")

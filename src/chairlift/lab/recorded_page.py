@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from chairlift.errors import ConfigError
 from chairlift.lab.lesson.page import inline_modules, read_static
 from chairlift.server.web.recorded_log import check_log, recorded_view
 
@@ -45,9 +46,17 @@ def recorded_page(logs: Sequence[Path]) -> str:
     return f'<!doctype html>\n<html lang="en">\n<head>\n{head}</head>\n<body>\n{frames}</body>\n</html>\n'
 
 
+def _text_of(log: Path) -> str:
+    try:
+        return log.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"not an event log: {log}, line {line}: not UTF-8; give a file of --event-log") from None
+
+
 def _page_of(log: Path) -> str:
     check_log(log)
-    texts = {"v1/page": json.dumps(recorded_view(log)), "v1/page/log": log.read_text(encoding="utf-8")}
+    texts = {"v1/page": json.dumps(recorded_view(log)), "v1/page/log": _text_of(log)}
     page, data = LINKS.sub("", read_static("index.html")), ""
     for name, text in texts.items():
         escaped = text.replace("<", "\\u003c")  # so that no element begins or ends in it
