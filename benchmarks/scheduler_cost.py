@@ -19,10 +19,11 @@ from itertools import product
 from benchmarks.common import print_result
 from rich.table import Column, Table
 
-from chairlift.config import DEFAULT_LENGTH_PREDICTOR, SchedulerConfig
+from chairlift.config import SchedulerConfig
 from chairlift.core.factory import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.scheduler import Scheduler
 from chairlift.outputs import ModelRunnerOutput
+from chairlift.policy_class import default_length_predictor
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
 
@@ -33,7 +34,7 @@ NUM_TENANTS = 10
 def make_busy_scheduler(policy: str, running: int, waiting: int, steps: int) -> Scheduler:
     """Create a scheduler with `running` decoding requests in all seats, and `waiting` more in the queue."""
     max_model_len = PROMPT + steps + 64
-    predictor = "max_tokens" if policy in DEFAULT_LENGTH_PREDICTOR else "none"
+    predictor = "none" if default_length_predictor(policy) == "none" else "max_tokens"
     config = SchedulerConfig(
         max_model_len,
         max_num_seqs=running,
