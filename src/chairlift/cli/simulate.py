@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ from cyclopts import Parameter
 from chairlift.cli.console import FLAG, Json, print_notice
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
+from chairlift.lab.bench.policies import ComparedPolicy
 from chairlift.lab.bench.policy_values import write_values
 from chairlift.lab.bench.simulation import SimulationOptions, print_simulations, run_simulations
 from chairlift.lab.bench.workload_options import WorkloadOptions, format_arrivals, format_lengths
@@ -26,7 +28,6 @@ ENGINE_OPTIONS = (
     "pacing_tokens_per_second",
     "length_predictor",
     "batching",
-    "static_batch_size",
     "static_run_to",
     "block_size",
     "kv_cache_memory_bytes",
@@ -47,10 +48,14 @@ MODES = {
 """The options that can be combined with each of these modes. The default mode takes all other options."""
 
 
-def _check_options(given: Given) -> None:
-    """Raise ConfigError if an option has no effect in the mode that the options select."""
+def _check_options(given: Given, policies: Sequence[ComparedPolicy]) -> None:
+    """Raise ConfigError if an option has no effect in the mode that the options select, or on the policies."""
     if "policies" in given and (replaced := sorted(given & {"batching", "static_run_to"})):
         raise ConfigError(f"policies cannot be combined with {', '.join(replaced)}, which its names have: leave it out")
+    for option in given & {"scheduling_policy", "length_predictor"}:
+        if policies and all(getattr(policy, option) is not None for policy in policies):
+            names = ", ".join(policy.name for policy in policies)
+            raise ConfigError(f"{option} has no effect on {names}, whose names have one: leave it out")
     mode = next((name for name in MODES if name in given), None)
     unused = given - MODES[mode] if mode is not None else given & {"num_threads"}
     if unused:
@@ -84,7 +89,7 @@ def simulate(
     given: Given,
 ) -> None:
     """Simulate a preset, measure the device for simulations, or simulate an engine under a workload."""
-    _check_options(given)
+    _check_options(given, options.policies or ())
     if list_presets:
         from chairlift.lab.presets import PRESETS, print_presets
 

@@ -152,8 +152,7 @@ def test_every_kv_policy_has_a_short_name() -> None:
         ("static,static/half", r"policy 'static/half' is unknown"),
         ("paged/static,max", r"policy 'paged/static' is unknown"),
         ("static,/max", r"policy '/max' is unknown"),
-        ("paged", r"must have at least two names, .*got 'paged'"),
-        ("", r"must have at least two names"),
+        ("", r"must have at least one name"),
         ("static,paged,static/max", r"'static' and 'static/max' are the same policy"),
         ("paged,continuous", r"'paged' and 'continuous' are the same policy"),
         ("srpt,continuous/paged/srpt", r"'srpt' and 'continuous/paged/srpt' are the same policy"),
@@ -162,6 +161,11 @@ def test_every_kv_policy_has_a_short_name() -> None:
 def test_errors_name_the_policy(text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         parse_policies(text)
+
+
+def test_one_policy_is_not_a_comparison() -> None:
+    with pytest.raises(ConfigError, match=r"policies must have at least two names, .*got 'paged'"):
+        options(["paged"])
 
 
 def test_options_apply_to_the_policies_that_have_them() -> None:

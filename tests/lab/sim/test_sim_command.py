@@ -259,6 +259,13 @@ def test_values_are_written_as_csv_and_as_a_picture(tmp_path: Path) -> None:
     [
         (["--policies", "fcfs,srpt:oracle", "--batching", "static"], "policies cannot be combined with batching"),
         (["--kv", "paged,exact", "--event-log", "log.jsonl"], "event_log=log.jsonl has one run, got 2 policies"),
+        (
+            ["--policies", "static/max,paged", "--kv", "exact"],
+            "kv=exact replaces the KV policy in static/max, paged: ",
+        ),
+        (["--policies", "fcfs,srpt:oracle", "--scheduling-policy", "mlfq"], "has no effect on fcfs, srpt:oracle, who"),
+        (["--policies", "srpt:oracle", "--length-predictor", "history"], "length_predictor has no effect on srpt:ora"),
+        (["--policies", "paged,exact", "--static-batch-size", "4"], "static_batch_size=4: none of the policies is st"),
         (["--kv-arena", "first-fit"], "kv_arena=first-fit: none of the policies reserves; leave it out"),
         (["--output", "values.xls"], "output=values.xls must end with .csv, .png, .pdf, .svg"),
         (["--kv", "paged,best"], "kv must be one of paged, exact, max, pow2, oracle, or module:Class, got 'best'"),
@@ -268,3 +275,10 @@ def test_options_that_exclude_each_other(arguments: list[str], message: str) -> 
     with pytest.raises(ChairliftError) as failed:
         run(*SMALL, *arguments)
     assert message in str(failed.value)
+
+
+def test_options_of_the_engine_apply_to_the_policies_whose_names_leave_them_open() -> None:
+    given = ["--policies", "static/max,srpt:oracle", "--static-batch-size", "2", "--scheduling-policy", "priority"]
+    engines = {name: each["engine"] for name, each in record_of(*SMALL, *given)["policies"].items()}
+    found = [(each["static_batch_size"], each["scheduling_policy"]) for each in engines.values()]
+    assert found == [(2, "priority"), (None, "srpt")]

@@ -81,7 +81,7 @@ class CompareOptions(WorkloadOptions):
     value that fits max_model_len beside the prompt, which is the default of the API too. Tokens differ by round.
 
     Raises:
-        ConfigError: an option has no effect on the policies, or as for `WorkloadOptions`.
+        ConfigError: there is only one policy, an option has no effect on them, or as for `WorkloadOptions`.
     """
 
     policies: tuple[ComparedPolicy, ...] = option(
@@ -105,6 +105,8 @@ class CompareOptions(WorkloadOptions):
     def __post_init__(self) -> None:
         WorkloadOptions.__post_init__(self)
         names = ", ".join(policy.name for policy in self.policies)
+        if len(self.policies) < 2:
+            raise ConfigError(f"policies must have at least two names, separated by commas, got {names!r}")
         if self.static_batch_size is not None and not any(policy.is_static for policy in self.policies):
             raise ConfigError(f"static_batch_size={self.static_batch_size}: none of {names} is static; leave it out")
         if self.kv_arena is not None and not any(policy.reserves for policy in self.policies):

@@ -16,7 +16,7 @@ Short names:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from chairlift.config import KV_POLICIES, SCHEDULING_POLICIES, EngineConfig
@@ -39,6 +39,7 @@ class ComparedPolicy:
         kv: as in `EngineConfig`.
         static_run_to: as in `EngineConfig`; None for continuous batching.
         scheduling_policy, length_predictor: as in `EngineConfig`; None keeps the values of the compared engines.
+        names_kv: whether the name has the KV policy, which is otherwise the default of the batching policy.
     """
 
     name: str
@@ -47,6 +48,7 @@ class ComparedPolicy:
     static_run_to: str | None = None
     scheduling_policy: str | None = None
     length_predictor: str | None = None
+    names_kv: bool = field(default=False, compare=False)
 
     @property
     def is_static(self) -> bool:
@@ -94,10 +96,10 @@ def parse_policy(text: str) -> ComparedPolicy:
             f"(over kv=max), {', '.join(SCHEDULING_POLICIES)} (orders of the queue), module:Class, or "
             f"BATCHING/KV/ORDER, where BATCHING is one of {', '.join(DEFAULT_KV)}"
         )
-    batching = found.pop("batching", "continuous")
+    batching, names_kv = found.pop("batching", "continuous"), "kv" in found
     kv = found.pop("kv", DEFAULT_KV[batching])
     run_to = RUN_TO.get(batching)
-    return ComparedPolicy(name, "continuous" if run_to is None else "static", kv, run_to, **found)
+    return ComparedPolicy(name, "continuous" if run_to is None else "static", kv, run_to, **found, names_kv=names_kv)
 
 
 def _parse_part(part: str) -> dict[str, str]:
@@ -119,17 +121,17 @@ def _parse_part(part: str) -> dict[str, str]:
 
 
 def parse_policies(text: str, name: str = "policies") -> tuple[ComparedPolicy, ...]:
-    """Parse two or more names of policies, separated by commas. The first policy is the baseline.
+    """Parse one or more names of policies, separated by commas. The first policy is the baseline.
 
     Args:
         name: the name of the option, for the error message.
 
     Raises:
-        ConfigError: there are fewer than two policies, one is unknown, or one occurs twice.
+        ConfigError: there is no policy, one is unknown, or one occurs twice.
     """
     policies = tuple(parse_policy(part) for part in text.split(",") if part.strip())
-    if len(policies) < 2:
-        raise ConfigError(f"{name} must have at least two names, separated by commas, got {text!r}")
+    if not policies:
+        raise ConfigError(f"{name} must have at least one name, got {text!r}: leave it out for the default")
     seen: dict[ComparedPolicy, str] = {}
     for policy in policies:
         key = replace(policy, name="")

@@ -53,7 +53,8 @@ class SimulationOptions:
     """The simulated policies and device, the source of the step times, and the file for the values.
 
     Raises:
-        ConfigError: tensor_parallel_size and fitted_to are both given, or the file cannot be written.
+        ConfigError: tensor_parallel_size and fitted_to, or kv and a policy whose name has one, are both given, or the
+            file cannot be written.
     """
 
     OPTION_GROUP: ClassVar = "Simulation"
@@ -72,6 +73,9 @@ class SimulationOptions:
         choices=KV_POLICIES,
         base_class=KV_BASE,
         short_name="--kv-policy",
+    )
+    static_batch_size: int | None = option(
+        None, "Maximum number of requests in a static batch. Default: the smaller of 8 and --max-num-seqs.", minimum=1
     )
     kv_arena: str | None = option(None, "Allocator of reservations. Default: buddy.", choices=KV_ARENAS)
     output: Path | None = option(
@@ -93,6 +97,11 @@ class SimulationOptions:
                 f"tensor_parallel_size={self.tensor_parallel_size} is a parameter of the roofline, which fitted_to "
                 f"replaces: leave one of them out"
             )
+        named = [policy.name for policy in self.policies or () if policy.names_kv]
+        if self.kv is not None and named:
+            raise ConfigError(
+                f"kv={','.join(self.kv)} replaces the KV policy in {', '.join(named)}: leave one of them out"
+            )
         if self.output is not None:
             if self.output.suffix not in (".csv", *PICTURES):
                 raise ConfigError(f"output={self.output} must end with .csv, {', '.join(PICTURES)}: rename the file")
@@ -107,7 +116,10 @@ class SimulationOptions:
             chosen = policy or ComparedPolicy("", base.batching, base.kv, base.static_run_to)
             chosen = chosen if kv is None else replace(chosen, kv=kv)
             name = " over ".join(part for part in (chosen.name, kv) if part)
-            made[name] = chosen.config(base, base.static_batch_size, self.kv_arena)
+            made[name] = chosen.config(base, self.static_batch_size, self.kv_arena)
+        size = self.static_batch_size
+        if size is not None and all(each.batching != "static" for each in made.values()):
+            raise ConfigError(f"static_batch_size={size}: none of the policies is static; leave it out")
         if self.kv_arena is not None and all(is_paged(each.kv) for each in made.values()):
             raise ConfigError(f"kv_arena={self.kv_arena}: none of the policies reserves; leave it out")
         return made if len(made) > 1 else {"": next(iter(made.values()))}
