@@ -102,9 +102,10 @@ def simulate(
     else:
         print_notice(f"Simulating requests that arrive {format_arrivals(load)}: {format_lengths(load)}")
         results = run_simulations(replace(config, model=model), load, options)
-        if options.output is not None:
-            write_values({name: each.run.values() for name, each in results.items()}, options.output)
         print_simulations(results, as_json=as_json)
+        if options.output is not None:
+            values = {name or each.policy: each.run.values() for name, each in results.items()}
+            write_values(values, options.output)
 
 
 def _run_preset(name: str, options: dict[str, Any], as_json: bool) -> None:

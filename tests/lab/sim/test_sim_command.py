@@ -282,3 +282,33 @@ def test_options_of_the_engine_apply_to_the_policies_whose_names_leave_them_open
     engines = {name: each["engine"] for name, each in record_of(*SMALL, *given)["policies"].items()}
     found = [(each["static_batch_size"], each["scheduling_policy"]) for each in engines.values()]
     assert found == [(2, "priority"), (None, "srpt")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ((), "continuous/paged/fcfs"),
+        (("--policies", "srpt:oracle"), "continuous/paged/srpt:oracle"),
+        (("--batching", "static", "--static-run-to", "global", "--kv", "max"), "static-global/max/fcfs"),
+    ],
+)
+def test_a_single_policy_has_its_name_in_the_file(arguments: tuple[str, ...], name: str, tmp_path: Path) -> None:
+    table = tmp_path / "values.csv"
+    run(*SMALL, *arguments, "--output", str(table))
+    (row,) = csv.DictReader(table.open(encoding="utf-8"))
+    assert row["policy"] == name
+
+
+def test_a_picture_needs_matplotlib_before_the_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chairlift.lab.bench.policy_values.find_spec", lambda _: None)
+    failed = invoke(["simulate", *SMALL, "--output", str(tmp_path / "values.png")])
+    assert "values.png needs matplotlib, which is not installed" in str(failed.exception)
+    assert "Simulating requests" not in failed.output
+    assert run(*SMALL, "--output", str(tmp_path / "values.csv"))
+
+
+def test_the_results_are_printed_before_the_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chairlift.cli.simulate.write_values", Mock(side_effect=ChairliftError("disk full")))
+    failed = invoke(["simulate", *SMALL, "--output", str(tmp_path / "values.csv")])
+    assert str(failed.exception) == "disk full"
+    assert "output tokens" in failed.stdout

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from chairlift.errors import ConfigError
 from chairlift.lab.bench.benchmark_result import RunValues
 from chairlift.lab.metrics.run import REPORTED_METRICS
-from chairlift.system.output_files import unwritable_file_error
+from chairlift.system.output_files import check_writable, unwritable_file_error
 
 PICTURES: Final = (".png", ".pdf", ".svg")
 
@@ -18,11 +19,22 @@ DRAWN: Final = ("output_tokens_per_s", "e2e_latency_mean", "ttft_p50", "ttft_p99
 """The metrics of a picture, if a policy has them."""
 
 
+def check_values_file(path: Path) -> None:
+    """Raise ConfigError if values cannot be written to this file."""
+    if path.suffix not in (".csv", *PICTURES):
+        raise ConfigError(f"output={path} must end with .csv, {', '.join(PICTURES)}: rename the file")
+    if path.suffix in PICTURES and find_spec("matplotlib") is None:
+        raise ConfigError(
+            f"output={path} needs matplotlib, which is not installed: run `pip install matplotlib`, or write .csv"
+        )
+    check_writable("output", path)
+
+
 def write_values(values: Mapping[str, RunValues], path: Path) -> None:
     """Write the values of each policy in the format that the name of the file ends with.
 
     Raises:
-        ConfigError: the file cannot be written, or a picture needs matplotlib, which is not installed.
+        ConfigError: the file cannot be written.
     """
     try:
         (_draw if path.suffix in PICTURES else _write_csv)(values, path)
@@ -40,12 +52,8 @@ def _write_csv(values: Mapping[str, RunValues], path: Path) -> None:
 
 
 def _draw(values: Mapping[str, RunValues], path: Path) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError(
-            f"output={path} needs matplotlib, which is not installed: run `pip install matplotlib`, or write .csv"
-        ) from None
+    from matplotlib.figure import Figure
+
     drawn, found = [each for each in REPORTED_METRICS if each.key in DRAWN], values.values()
     figure = Figure(figsize=(7.6, 1.4 + 0.5 * len(values)), layout="constrained")
     for axes, metric in zip(figure.subplots(2, 3, sharey=True).flat, drawn, strict=True):

@@ -22,7 +22,7 @@ from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, Event, EventBroadcaster, RequestRejected, Step, read_events
 from chairlift.lab.bench.benchmark_result import engine_limits, engine_policies
 from chairlift.lab.bench.policies import ComparedPolicy, parse_policies
-from chairlift.lab.bench.policy_values import PICTURES
+from chairlift.lab.bench.policy_values import check_values_file
 from chairlift.lab.bench.workload_options import WorkloadOptions, format_arrivals, format_lengths
 from chairlift.lab.metrics.run import REPORTED_METRICS, RunMetrics, RunTally
 from chairlift.lab.sim.cost_model import CostModel
@@ -40,7 +40,6 @@ from chairlift.observability.event_log import EventFile
 from chairlift.options import check_options, option, split_names
 from chairlift.policy_class import KV_BASE, is_paged
 from chairlift.step_time import RowTime, StepTime
-from chairlift.system.output_files import check_writable
 
 DEFAULT_MODEL = "opt-13b"
 DEFAULT_DEVICE = "A100-40GB"
@@ -103,9 +102,7 @@ class SimulationOptions:
                 f"kv={','.join(self.kv)} replaces the KV policy in {', '.join(named)}: leave one of them out"
             )
         if self.output is not None:
-            if self.output.suffix not in (".csv", *PICTURES):
-                raise ConfigError(f"output={self.output} must end with .csv, {', '.join(PICTURES)}: rename the file")
-            check_writable("output", self.output)
+            check_values_file(self.output)
 
     def configs(self, base: EngineConfig) -> dict[str, EngineConfig]:
         """The configuration of the engine of each policy by its name, which is empty if it is the only one. Raises
@@ -134,6 +131,14 @@ class SimulationResult:
     constants: list[tuple[str, str]]
     run: RunMetrics
     result: SimResult
+
+    @property
+    def policy(self) -> str:
+        """The name of the simulated policy, as in --policies."""
+        engine = self.engine
+        batching = "static-global" if engine.static_run_to == "global" else engine.batching
+        predictor = "" if engine.length_predictor == "none" else f":{engine.length_predictor}"
+        return f"{batching}/{engine.kv}/{engine.scheduling_policy}{predictor}"
 
     def to_dict(self) -> dict[str, Any]:
         """The result for JSON, in seconds and shares."""
