@@ -48,14 +48,15 @@ MODES = {
 """The options that can be combined with each of these modes. The default mode takes all other options."""
 
 
-def _check_options(given: Given, policies: Sequence[ComparedPolicy]) -> None:
+def _check_options(given: Given, policies: Sequence[ComparedPolicy], config: EngineConfig) -> None:
     """Raise ConfigError if an option has no effect in the mode that the options select, or on the policies."""
     if "policies" in given and (replaced := sorted(given & {"batching", "static_run_to"})):
         raise ConfigError(f"policies cannot be combined with {', '.join(replaced)}, which its names have: leave it out")
     for option in given & {"scheduling_policy", "length_predictor"}:
         if policies and all(getattr(policy, option) is not None for policy in policies):
             names = ", ".join(policy.name for policy in policies)
-            raise ConfigError(f"{option} has no effect on {names}, whose names have one: leave it out")
+            value = getattr(config, option)
+            raise ConfigError(f"{option}={value} has no effect on {names}, whose names have one: leave it out")
     mode = next((name for name in MODES if name in given), None)
     unused = given - MODES[mode] if mode is not None else given & {"num_threads"}
     if unused:
@@ -89,7 +90,7 @@ def simulate(
     given: Given,
 ) -> None:
     """Simulate a preset, measure the device for simulations, or simulate an engine under a workload."""
-    _check_options(given, options.policies or ())
+    _check_options(given, options.policies or (), config)
     if list_presets:
         from chairlift.lab.presets import PRESETS, print_presets
 

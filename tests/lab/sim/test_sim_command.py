@@ -263,8 +263,14 @@ def test_values_are_written_as_csv_and_as_a_picture(tmp_path: Path) -> None:
             ["--policies", "static/max,paged", "--kv", "exact"],
             "kv=exact replaces the KV policy in static/max, paged: ",
         ),
-        (["--policies", "fcfs,srpt:oracle", "--scheduling-policy", "mlfq"], "has no effect on fcfs, srpt:oracle, who"),
-        (["--policies", "srpt:oracle", "--length-predictor", "history"], "length_predictor has no effect on srpt:ora"),
+        (
+            ["--policies", "fcfs,srpt:oracle", "--scheduling-policy", "mlfq"],
+            "scheduling_policy=mlfq has no effect on fcfs, srpt",
+        ),
+        (
+            ["--policies", "srpt:oracle", "--length-predictor", "history"],
+            "length_predictor=history has no effect on srpt:",
+        ),
         (["--policies", "paged,exact", "--static-batch-size", "4"], "static_batch_size=4: none of the policies is st"),
         (["--kv-arena", "first-fit"], "kv_arena=first-fit: none of the policies reserves; leave it out"),
         (["--output", "values.xls"], "output=values.xls must end with .csv, .png, .pdf, .svg"),
