@@ -132,7 +132,7 @@ def test_the_default_memory_is_that_of_serve(tiny_model_dir: Callable[..., Path]
         (["--device", "cuda"], "device=cuda has no known size of memory"),
         (["--device", "TPU"], "no such device or file"),
         (["no-such-model"], "no such file or folder"),
-        (["opt-13b", "--num-kv-blocks", "9", "--kv", "virtual"], "--kv must be one of paged, exact, .*'virtual'"),
+        (["opt-13b", "--num-kv-blocks", "9", "--kv", "virtual"], "^kv must be one of paged, exact, .*'virtual'"),
         (
             ["opt-13b", "--num-kv-blocks", "9", "--memory", "1GiB"],
             "give memory, kv_cache_memory_bytes or num_kv",

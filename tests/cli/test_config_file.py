@@ -152,7 +152,8 @@ def test_a_variable_that_no_option_has_is_an_error(served: dict[str, Any], name:
         ("- port", "must contain options as `name: value`, got"),
         ("port: [", "is not valid YAML: while parsing"),
         ("port: !!python/object:os.system x", "is not valid YAML: could not determine a constructor"),
-        ("kv: fast", "serve.yaml: kv must be one of paged, exact, .*module:Class, got 'fast'"),
+        ("batching: fast", "serve.yaml: batching must be one of continuous, static, got 'fast'"),
+        ("kv: fast", "kv must be one of paged, exact, .*module:Class, got 'fast'"),
     ],
 )
 def test_wrong_files_are_rejected(tmp_path: Path, text: str, message: str) -> None:
