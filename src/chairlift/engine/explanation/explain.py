@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple
 from chairlift.core.kv.kv_groups import KVGroups
 from chairlift.engine.explanation.explained_slo import ExplainedSLO, explain_slo
 from chairlift.engine.explanation.explained_span import BatchMember, ExplainedSpan, describe_preemption, describe_span
-from chairlift.engine.explanation.queue_position import requests_ahead
+from chairlift.engine.explanation.queue_position import QueueOrder
 from chairlift.engine.explanation.what_if import BlockedRequest, RequestSize, WhatIf
 from chairlift.events import EngineStarted
 from chairlift.observability.queue_timeline import BlockHolder, QueueInterval
@@ -123,6 +123,7 @@ class Explainer:
 
     def __init__(self, tracker: RequestTracker) -> None:
         self._tracker = tracker
+        self._order = QueueOrder()
 
     def explain(
         self, request: TrackedRequest, viewer: Viewer, now: float, would_admit: Sequence[WhatIf]
@@ -216,28 +217,24 @@ class Explainer:
         if request.state != "waiting" or last is None or request.waits[-1].queued_step is None:
             return None, None
         ahead = self._ahead(request, self._tracker.waiting())
+        started = self._started
+        groups = KVGroups(tuple(started.kv_windows), started.block_size, started.max_num_batched_tokens)
         queue = [
-            BlockUse(1 + entry.max_output_tokens - entry.num_output_tokens, self._needed_blocks(entry))
+            BlockUse(1 + entry.max_output_tokens - entry.num_output_tokens, _needed_blocks(entry, groups))
             for entry in (*ahead, request)
         ]
         holders = self._tracker.holders()
         # The counts of the last step are those before its requests ended.
-        free_blocks, num_running = (last.free_blocks, last.num_running) if holders else (self._started.num_blocks, 0)
+        free_blocks, num_running = (last.free_blocks, last.num_running) if holders else (started.num_blocks, 0)
         return len(ahead), self._seconds_until_admitted(holders, queue, free_blocks, num_running)
 
-    def _ahead(self, request: TrackedRequest, others: Iterable[TrackedRequest]) -> list[TrackedRequest]:
-        """Those of the other requests in the queue that are ahead of `request`."""
-        last, others = self._tracker.last_step, [other for other in others if other is not request]
+    def _ahead(self, request: TrackedRequest, queued: list[TrackedRequest]) -> list[TrackedRequest]:
+        """Those of the requests in the queue that are ahead of `request`."""
+        last = self._tracker.last_step
         now, head_id = (-math.inf, None) if last is None else (last.scheduled_time, last.head_id)
-        return requests_ahead(self._started, request, others, now, head_id)
-
-    def _needed_blocks(self, request: TrackedRequest) -> int:
-        """The needed blocks in the last event of the request, or the blocks of all its tokens without sharing."""
-        if request.waiting_event is not None:
-            return request.waiting_event.needed_blocks
-        num_tokens, started = request.arrived.num_prompt_tokens + request.num_output_tokens, self._started
-        groups = KVGroups(tuple(started.kv_windows), started.block_size, started.max_num_batched_tokens)
-        return sum(groups.most_blocks(num_tokens))
+        if not any(each is request for each in queued):
+            queued.append(request)
+        return self._order.requests_ahead(self._started, request, queued, now, head_id)
 
     def _seconds_until_admitted(
         self, holders: Sequence[BlockHolder], queue: Sequence[BlockUse], free_blocks: int, num_running: int
@@ -315,6 +312,13 @@ def describe_prefix(request: TrackedRequest) -> str:
         return text
     last = f"their last checkpoint of recurrent state is at {cached:,}" if cached else "none of their states is kept"
     return f"{text}: K and V of {matched:,} were, but {last}"
+
+
+def _needed_blocks(request: TrackedRequest, groups: KVGroups) -> int:
+    """The needed blocks in the last event of the request, or the blocks of all its tokens without sharing."""
+    if request.waiting_event is not None:
+        return request.waiting_event.needed_blocks
+    return sum(groups.most_blocks(request.arrived.num_prompt_tokens + request.num_output_tokens))
 
 
 def _is_queued(request: TrackedRequest, step: int) -> bool:

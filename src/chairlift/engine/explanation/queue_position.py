@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 from chairlift.config import SchedulerConfig
 from chairlift.core.queues.queue_selection import make_queue
@@ -14,33 +15,55 @@ from chairlift.slo import SLO
 from chairlift.step_time import StepTime
 
 
-def requests_ahead(
-    started: EngineStarted, request: TrackedRequest, others: Sequence[TrackedRequest], now: float, head_id: str | None
-) -> list[TrackedRequest]:
-    """The requests that are ahead of `request` in the queue, in its order.
+class QueueOrder:
+    """The order of the requests in the queue, which is computed again only if they or their progress have changed."""
 
-    The waiting requests are added to a new queue of the class that the engine uses. It does not know what the queue of
-    the engine has recorded: the service of tenants, for which the head of the queue is the only request of another
-    tenant whose position is known, and levels of `mlfq` after a preemption.
+    def __init__(self) -> None:
+        self._state: tuple[Any, ...] = ()
+        self._order: list[TrackedRequest] = []
+        self._is_fair = False
 
-    Args:
-        others: the other requests in the queue.
-        now: when the last step was scheduled.
-    """
-    queue = make_queue(_scheduler_config(started), lambda _request: 0)
-    by_request = {restored_request(each): each for each in (request, *others)}
-    for each in by_request:
-        queue.push(each)
-    queue.begin_step(now)
-    queue.peek()
+    def requests_ahead(
+        self,
+        started: EngineStarted,
+        request: TrackedRequest,
+        queued: Sequence[TrackedRequest],
+        now: float,
+        head_id: str | None,
+    ) -> list[TrackedRequest]:
+        """The requests that are ahead of `request` in the queue, in its order.
 
-    def is_ahead(other: Request, own: Request) -> bool:
-        if queue.is_fair and other.tenant != own.tenant:
-            return other.request_id == head_id
-        return queue.key(other) < queue.key(own)
+        The waiting requests are added to a new queue of the class that the engine uses. It does not know what the queue
+        of the engine has recorded: the service of tenants, for which the head of the queue is the only request of
+        another tenant whose position is known, and levels of `mlfq` after a preemption.
 
-    own = next(iter(by_request))
-    return [by_request[each] for each in sorted(by_request, key=queue.key) if each is not own and is_ahead(each, own)]
+        Args:
+            queued: the requests in the queue, with `request`.
+            now: when the last step was scheduled.
+        """
+        # The order keeps the requests, so that their ids stay unique.
+        state = started, now, [(id(each), each.num_output_tokens, each.num_preemptions) for each in queued]
+        if state != self._state:
+            self._sort(started, queued, now)
+            self._state = state
+        own = next(index for index, each in enumerate(self._order) if each is request)
+        if not self._is_fair:
+            return self._order[:own]
+        return [
+            each
+            for index, each in enumerate(self._order)
+            if (index < own if each.tenant == request.tenant else each.request_id == head_id)
+        ]
+
+    def _sort(self, started: EngineStarted, queued: Sequence[TrackedRequest], now: float) -> None:
+        queue = make_queue(_scheduler_config(started), lambda _request: 0)
+        by_request = {restored_request(each): each for each in queued}
+        for each in by_request:
+            queue.push(each)
+        queue.begin_step(now)
+        queue.peek()
+        self._order = [by_request[each] for each in sorted(by_request, key=queue.key)]
+        self._is_fair = queue.is_fair
 
 
 def _scheduler_config(started: EngineStarted) -> SchedulerConfig:
@@ -56,7 +79,7 @@ def _scheduler_config(started: EngineStarted) -> SchedulerConfig:
 
 
 def restored_request(tracked: TrackedRequest) -> Request:
-    """A request of the scheduler as it is in the queue, with zeros as its tokens."""
+    """A request of the scheduler as it is in the queue, with consecutive numbers as its tokens."""
     arrived = tracked.arrived
     slo = None if arrived.slo is None else SLO(**arrived.slo)
     request = request_of_size(arrived, arrived.num_prompt_tokens + tracked.num_output_tokens, slo)
@@ -66,10 +89,10 @@ def restored_request(tracked: TrackedRequest) -> Request:
 
 
 def request_of_size(arrived: RequestArrived, num_tokens: int, slo: SLO | None = None) -> Request:
-    """A request of the scheduler with zeros as its tokens."""
+    """A request of the scheduler with consecutive numbers as its tokens, which take no memory."""
     request = Request(
         arrived.request_id,
-        [0] * arrived.num_prompt_tokens,
+        [0],
         SamplingParams(slo=slo, is_streamed=arrived.is_streamed),
         arrived.max_tokens,
         arrival_time=arrived.time,
@@ -77,6 +100,8 @@ def request_of_size(arrived: RequestArrived, num_tokens: int, slo: SLO | None = 
         output_len=arrived.output_len,
         tenant=arrived.tenant,
     )
-    request.token_ids += [0] * (num_tokens - arrived.num_prompt_tokens)
-    request.num_tokens = len(request.token_ids)
+    request.token_ids = cast("list[int]", range(num_tokens))
+    request.num_prompt_tokens, request.num_tokens = arrived.num_prompt_tokens, num_tokens
+    request.max_total_tokens += arrived.num_prompt_tokens - 1
+    request.end_total_tokens += arrived.num_prompt_tokens - 1
     return request

@@ -146,12 +146,14 @@ def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
 
 
 async def _explain(found: list[ObservedRequest], key: Key) -> list[Explanation]:
-    """Explain sequences one after another, on a thread where it may take long."""
+    """Explain sequences, on a thread where it may take long. The state of the engine, which changes meanwhile, is read
+    for all sequences at once, so that the order of the queue is computed once for them."""
+    blocked = [each.observer.explainer.blocked_request(each.request) for each in found]
+    changes = [[] if each is None else await asyncio.to_thread(what_ifs, each) for each in blocked]
     explained = []
-    for observer, request in ((each.observer, each.request) for each in found):
-        blocked = observer.explainer.blocked_request(request)
-        changes = [] if blocked is None else await asyncio.to_thread(what_ifs, blocked)
-        explanation = observer.explainer.explain(request, observer.viewer(key), observer.now(), changes)
+    for each, would_admit in zip(found, changes, strict=True):
+        observer = each.observer
+        explanation = observer.explainer.explain(each.request, observer.viewer(key), observer.now(), would_admit)
         explained.append(replace(explanation, replica=observer.replica_id))
     return explained
 
