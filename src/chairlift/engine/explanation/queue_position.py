@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 from chairlift.config import SchedulerConfig
@@ -88,12 +89,18 @@ def restored_request(tracked: TrackedRequest) -> Request:
     return request
 
 
+@lru_cache(maxsize=64)
+def _sampling_params(slo: SLO | None, is_streamed: bool) -> SamplingParams:
+    """The parameters of many requests, whose checks take longer than the rest of a restored request."""
+    return SamplingParams(slo=slo, is_streamed=is_streamed)
+
+
 def request_of_size(arrived: RequestArrived, num_tokens: int, slo: SLO | None = None) -> Request:
     """A request of the scheduler with consecutive numbers as its tokens, which take no memory."""
     request = Request(
         arrived.request_id,
         [0],
-        SamplingParams(slo=slo, is_streamed=arrived.is_streamed),
+        _sampling_params(slo, arrived.is_streamed),
         arrived.max_tokens,
         arrival_time=arrived.time,
         priority=arrived.priority,

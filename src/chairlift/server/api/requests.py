@@ -146,15 +146,19 @@ def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
 
 
 async def _explain(found: list[ObservedRequest], key: Key) -> list[Explanation]:
-    """Explain sequences, on a thread where it may take long. The state of the engine, which changes meanwhile, is read
-    for all sequences at once, so that the order of the queue is computed once for them."""
-    blocked = [each.observer.explainer.blocked_request(each.request) for each in found]
+    """Explain sequences, on a thread where it may take long. The steps are in this order so that the order of the queue
+    is computed once for all sequences, and other calls have their turn between two of them."""
+    blocked = []
+    for each in found:
+        blocked.append(each.observer.explainer.blocked_request(each.request))
+        await asyncio.sleep(0)
     changes = [[] if each is None else await asyncio.to_thread(what_ifs, each) for each in blocked]
     explained = []
     for each, would_admit in zip(found, changes, strict=True):
         observer = each.observer
         explanation = observer.explainer.explain(each.request, observer.viewer(key), observer.now(), would_admit)
         explained.append(replace(explanation, replica=observer.replica_id))
+        await asyncio.sleep(0)
     return explained
 
 
