@@ -379,7 +379,7 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         **ROUTED_FIELDS,
         "block_count": 6,
         "nextn_predict_layers": 1,
-        "attention.sliding_window": 20,
+        "attention.sliding_window": 24,
         "attention.sliding_window_pattern": [True, True, True, False, True],
         "expert_shared_count": 2,
         "expert_shared_feed_forward_length": 80,
