@@ -23,7 +23,8 @@ from support.pooling_models import write_pooling_model
 @pytest.mark.parametrize("max_loras", [0, 3])
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 def test_the_plan_is_what_the_engine_takes(kernels: str, max_loras: int, tiny_model_dir: Callable[..., Path]) -> None:
-    options: dict[str, Any] = {"kernels": kernels, "max_loras": max_loras, "max_lora_rank": 5}
+    lora = {"max_loras": max_loras, "max_lora_rank": 5} if max_loras else {}
+    options: dict[str, Any] = {"kernels": kernels, **lora}
     given = EngineConfig(str(tiny_model_dir("llama")), skip_tokenizer_init=True, num_threads=1, **options)
     config, required = plan_required_memory(given, PROCESS_BYTES + (16 << 20))
     engine = build_engine(config)
