@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 
 import pytest
 from benchmarks.waiting_service import WaitingServiceTally, service_bound
@@ -19,6 +18,7 @@ from chairlift.core.queues.prefix_fair_queue import PrefixFairQueue
 from chairlift.events import Event, Step
 from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.request import Request
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 24
@@ -92,6 +92,11 @@ SIZES = st.fixed_dictionaries(
 WEIGHTS = st.fixed_dictionaries({}, optional={tenant: st.sampled_from([0.5, 2.0, 4.0]) for tenant in TENANTS})
 
 
+class SmallQuantum(PrefixFairQueue):
+    def __init__(self, weights: Mapping[str, float], num_cached_tokens: Callable[[Request], int]) -> None:
+        super().__init__(weights, num_cached_tokens, QUANTUM)
+
+
 @given(
     seed=st.integers(0, 1 << 30),
     sizes=SIZES,
@@ -113,7 +118,7 @@ def test_service_of_waiting_tenants_stays_within_the_published_bound(
 ) -> None:
     requests = load(seed, sizes, gap)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queue_selection, "PrefixFairQueue", partial(PrefixFairQueue, quantum=QUANTUM))
+        patch.setitem(queue_selection.QUEUES, "dlpm", SmallQuantum)
         log = run(requests, policy, weights, kv=kv, batching=batching)
     assert log.largest_waiting_gap <= bound(requests, weights) + (2 * QUANTUM if policy == "dlpm" else 0)
 
