@@ -104,7 +104,7 @@ def test_names_that_match_no_model_are_errors(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for model, problem in [
         ("", "no such file or folder; a model is"),
-        ("no-such-model", "no such file or folder; a model is"),
+        ("no-such-model", "on the Hugging Face hub write OWNER/no-such-model; a model is"),
         ("a/b:Q4_K_M", "no such file or folder; on the Hugging Face hub write a/b, or a/b/FILE.gguf for"),
         ("hf.co/a/b:latest", "hub write a/b, or"),
         ("https://huggingface.co/a/b", "hub write a/b, or"),
