@@ -91,6 +91,7 @@ def test_a_json_line_has_sizes_and_times_but_no_prompt(observer: EngineObserver,
     assert SECRET not in line
     fields = json.loads(line)
     assert fields.pop("time").endswith("+00:00")
+    assert fields.pop("end").endswith("+00:00")
     assert fields.pop("duration") >= 0
     request = observer.tracker.get("r3")
     assert request is not None
