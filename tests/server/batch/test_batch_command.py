@@ -160,7 +160,9 @@ def wait_for_lines(path: Path, count: int, process: subprocess.Popen[Any]) -> No
     wait_for(has_lines)
 
 
-def test_an_invalid_input_is_reported_before_the_model_is_loaded(tmp_path: Path) -> None:
+def test_an_invalid_input_is_reported_before_the_model_is_loaded(tmp_path: Path, smollm2_gguf: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [completion_line(0), completion_line(0)])
-    error = invoke(["batch", str(source), "-o", str(tmp_path / "no" / "out.jsonl"), "--model", "/absent"]).exception
+    error = invoke(
+        ["batch", str(source), "-o", str(tmp_path / "no" / "out.jsonl"), "--model", str(smollm2_gguf)]
+    ).exception
     assert "line 2: custom_id 'r0' is that of line 1" in str(error)
