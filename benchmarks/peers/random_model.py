@@ -130,6 +130,7 @@ RANDOM_MODELS: Final[dict[str, dict[str, Any]]] = {
             "num_hidden_layers": 4,
             "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
             "layer_rope_theta": [500000.0] * 3 + [0],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
             "num_attention_heads": 32,
             "num_key_value_heads": 2,
             "head_dim": 128,
