@@ -27,7 +27,8 @@ WINDOW_STEPS: Final = 256
 """The steps in which requests of any length pass a head that lacks seats."""
 
 MAX_COMPARED: Final = 64
-"""In each step so many requests for which there are seats are compared: one comparison reads all running requests."""
+"""In each step so many requests for which there are seats are compared: that of a request which ends in time reads all
+running requests."""
 
 
 class SeatedBatch(Protocol):
@@ -77,6 +78,7 @@ class Backfilling:
             return
         steps, seen, num_left = self._find_start(head), {head}, MAX_COMPARED
         while num_free := batch.num_free_seats:
+            num_uncomputed = sum(max(0, each.num_prompt_tokens - each.num_computed_tokens) for each in batch.running)
             for request in batch.waiting.in_order():  # from the beginning, because an admission may change the order
                 if request in seen:
                     continue
@@ -85,7 +87,10 @@ class Backfilling:
                     continue
                 if (num_left := num_left - 1) < 0:
                     return
-                if (is_open and batch.waiting.may_delay(request, head)) or self._ends_within(steps, request):
+                if is_open and batch.waiting.may_delay(request, head):
+                    break
+                num_steps = -(-(num_uncomputed + request.num_tokens) // self._chunk_tokens) + _max_steps(request)
+                if num_steps <= steps and self._has_blocks(num_steps, request):
                     break
             else:
                 return
@@ -113,15 +118,11 @@ class Backfilling:
             num_blocks -= -(-self._kv.num_held_slots(request) // self._kv.block_size)
         return steps
 
-    def _ends_within(self, limit: int, request: Request) -> bool:
-        """Whether the request certainly ends within so many steps, and no running request lacks a block until then."""
-        running, size = self._batch.running, self._kv.block_size
-        num_uncomputed = sum(max(0, each.num_prompt_tokens - each.num_computed_tokens) for each in running)
-        steps = -(-(num_uncomputed + request.num_tokens) // self._chunk_tokens) + _max_steps(request)
-        if steps > limit:
-            return False
+    def _has_blocks(self, steps: int, request: Request) -> bool:
+        """Whether no running request lacks a block during so many steps if this one is admitted and then ends."""
+        size = self._kv.block_size
         needed = self._kv.worst_case_blocks(request) * request.num_seats
-        for each in running:
+        for each in self._batch.running:
             num_new = min(each.num_tokens + steps, each.end_total_tokens) - each.num_slots
             needed += max(0, -(-num_new // size)) * len(self._kv.windows) * each.num_seats
         return needed <= self._kv.num_free_blocks
