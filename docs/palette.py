@@ -1,6 +1,7 @@
-"""The colours and words of docs/palette.json, from which the styles of the pages and the pictures take them.
+"""The colours and words of docs/palette.json, from which the styles of the pages and the pictures take them, and the
+texts of the pages in other languages.
 
-    python -m docs.palette          # writes palette.css and words.js of the pages
+    python -m docs.palette          # writes palette.css, words.js and texts.js of the pages
 
 Data colours follow Okabe and Ito (2008), which differ for all kinds of colour vision.
 """
@@ -15,6 +16,9 @@ PALETTE: Final[dict[str, dict[str, str]]] = json.loads(Path(__file__).with_suffi
 """The light and the dark colour and the word of each name; `colour` names the entry whose colour is used."""
 
 STATIC: Final = Path(__file__).parents[1] / "src" / "chairlift" / "server" / "web" / "static"
+TEXTS: Final[list[dict[str, str]]] = json.loads(Path(__file__).with_name("texts.json").read_text(encoding="utf-8"))
+"""The texts of the live page and of the lesson: each in English, as their sources have it, and in other languages."""
+
 WORDS: Final = {name: entry["word"] for name, entry in PALETTE.items() if "word" in entry}
 
 
@@ -48,7 +52,18 @@ def words_js() -> str:
     )
 
 
-GENERATED: Final = {"palette.css": palette_css, "words.js": words_js}
+def texts_js() -> str:
+    """The module with the texts in each language by their English text."""
+    languages = [name for name in TEXTS[0] if name != "en"]
+    table = {name: {row["en"]: row[name] for row in TEXTS} for name in languages}
+    return (
+        "/** Written by `python -m docs.palette`. */\n\nexport const TEXTS = "
+        + json.dumps(table, indent=2, ensure_ascii=False)
+        + ";\n"
+    )
+
+
+GENERATED: Final = {"palette.css": palette_css, "words.js": words_js, "texts.js": texts_js}
 
 if __name__ == "__main__":
     for name, text in GENERATED.items():

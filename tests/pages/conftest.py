@@ -11,8 +11,13 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from chairlift import AsyncLLM
+from chairlift.lab.lesson import page_data as data_module
+from chairlift.lab.lesson import summary
+from chairlift.lab.lesson.page import write_page
+from chairlift.lab.lesson.page_data import page_data
 from chairlift.server.access.keys import KeyRing, key_record, parse_key
 from support.running_server import MODEL, RunningServer, run_server
+from support.tiny_lesson import tiny_lesson
 from support.waiting import AMPLE_SECONDS
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
@@ -69,6 +74,17 @@ def guarded(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="session")
+def lesson_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of a lesson on a tiny model."""
+    folder = tmp_path_factory.mktemp("tiny-model", numbered=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data_module, "MAX_EXPLORED", 8)
+        patch.setattr(summary, "NUM_SIMULATED", 40)
+        write_page(page_data(tiny_lesson(folder)), folder / "lesson.html")
+    return (folder / "lesson.html").as_uri()
+
+
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     path = next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
     assert path is not None, "Chromium is missing: run the tests with `make test-pages`"
@@ -79,9 +95,10 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A new page; messages of its console that are errors or warnings fail the test."""
-    page = browser.new_page(viewport=DESKTOP)
+def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """A new page; messages of its console that are errors or warnings fail the test. A parameter is the language of the
+    browser."""
+    page = browser.new_page(viewport=DESKTOP, locale=getattr(request, "param", "en-US"))
     page.set_default_timeout(AMPLE_MILLISECONDS)
     problems: list[str] = []
     page.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)

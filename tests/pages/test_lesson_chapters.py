@@ -7,25 +7,10 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from chairlift.lab.lesson import page_data as data_module
-from chairlift.lab.lesson import summary
-from chairlift.lab.lesson.page import write_page
-from chairlift.lab.lesson.page_data import page_data
 from conftest import DESKTOP, PHONE  # type: ignore[attr-defined]
-from support.tiny_lesson import tiny_lesson
 
 PLAYED = ("static", "continuous", "memory", "pool", "sharing")
 """The chapters with a player."""
-
-
-@pytest.fixture(scope="module")
-def lesson_url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("tiny-model", numbered=False)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data_module, "MAX_EXPLORED", 8)
-        patch.setattr(summary, "NUM_SIMULATED", 40)
-        write_page(page_data(tiny_lesson(folder)), folder / "lesson.html")
-    return (folder / "lesson.html").as_uri()
 
 
 def slider_of(page: Page, chapter: str) -> Locator:

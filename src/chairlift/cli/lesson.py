@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from chairlift.cli.console import prepare_engine
+from chairlift.server.web.page_language import Language
 from chairlift.system.output_files import check_writable
 
 
@@ -32,6 +33,7 @@ def lesson(
             help="Declared by requests, and reserved under exact. Longer answers declare their length.",
         ),
     ] = 112,
+    lang: Annotated[Language | None, Parameter(help="Language of the page. Default: that of the browser.")] = None,
 ) -> None:
     """Serve the same requests in static batches, with reservations and with paging, and write a page that shows it."""
     check_writable("output", output)
@@ -53,8 +55,10 @@ def lesson(
         measured = run_lesson(lesson_config(), options, ProgressSink(advance), remaining)
     with progress_bar("simulate positions of the sliders", num_results()) as advance:
         data = page_data(measured, advance)
-    write_page(data, output)
-    print_parts([lesson_table(measured), measured.tokens.describe(), *data["reasons"], f"page: {output.resolve()}"])
+    write_page(data, output, lang)
+    print_parts(
+        [lesson_table(measured), measured.tokens.describe(), *map(str, data["reasons"]), f"page: {output.resolve()}"]
+    )
     if can_open_browser():
         webbrowser.open(output.resolve().as_uri())
     if not measured.tokens.is_sound:

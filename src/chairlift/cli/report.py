@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from chairlift.errors import ConfigError
+from chairlift.server.web.page_language import Language
 from chairlift.system.output_files import check_writable, write_output
 
 
@@ -22,6 +23,7 @@ def report(
         Path | None,
         Parameter(name=("--output", "-o"), help="File for the page, which needs no server."),
     ] = None,
+    lang: Annotated[Language | None, Parameter(help="Language of the page. Default: that of the browser.")] = None,
 ) -> None:
     """Show a recorded run, or two side by side, until Ctrl-C, or write them to a file."""
     from chairlift.lab.recorded_page import recorded_page
@@ -34,10 +36,10 @@ def report(
                 f"output={output} is an event log of this report, which it would replace: use another file"
             )
         check_writable("output", output)
-        write_output("output", output, recorded_page(logs))
+        write_output("output", output, recorded_page(logs, lang))
         print(f"{output} shows {' and '.join(map(str, logs))}")
         return
-    app = recorded_log_app(events, host) if other is None else page_app(recorded_page(logs), host)
+    app = recorded_log_app(events, host, lang) if other is None else page_app(recorded_page(logs, lang), host)
     serve_recorded_log(
         app, lambda url: print(f"{url} shows {' and '.join(map(str, logs))}; Ctrl-C ends it", flush=True), host, port
     )

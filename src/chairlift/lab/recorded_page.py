@@ -11,6 +11,7 @@ from typing import Final
 
 from chairlift.errors import ConfigError
 from chairlift.lab.lesson.page import inline_modules, read_static
+from chairlift.server.web.page_language import Language, with_language
 from chairlift.server.web.recorded_log import check_log, recorded_view
 
 POLICY: Final = (
@@ -32,18 +33,18 @@ SIDE_BY_SIDE: Final = """body { margin: 0; display: flex; flex-wrap: wrap; }
 iframe { flex: 1 1 40rem; height: 100vh; border: 0; }"""
 
 
-def recorded_page(logs: Sequence[Path]) -> str:
+def recorded_page(logs: Sequence[Path], lang: Language | None = None) -> str:
     """The page of one event log, or of several side by side. Raises ConfigError if one is not an event log."""
-    pages = [_page_of(log) for log in logs]
+    pages = [with_language(_page_of(log), lang) for log in logs]
     if len(pages) == 1:
         return pages[0]
     frames = "".join(
         f'<iframe title="{html.escape(log.name)}" srcdoc="{html.escape(page)}"></iframe>\n'
         for log, page in zip(logs, pages, strict=True)
     )
-    title = " and ".join(log.name for log in logs)
+    title = ", ".join(log.name for log in logs)
     head = f'<meta charset="utf-8">\n{POLICY}<title>{html.escape(title)}</title>\n<style>{SIDE_BY_SIDE}</style>\n'
-    return f'<!doctype html>\n<html lang="en">\n<head>\n{head}</head>\n<body>\n{frames}</body>\n</html>\n'
+    return f'<!doctype html>\n<html lang="{lang or "en"}">\n<head>\n{head}</head>\n<body>\n{frames}</body>\n</html>\n'
 
 
 def _text_of(log: Path) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docs.palette import TEXTS
 
 from chairlift.errors import ConfigError
 from chairlift.events import SLOT_KINDS, RequestArrived, RequestFinished, Step
@@ -29,6 +30,7 @@ from chairlift.lab.lesson.page_data import (
     sharing_events,
 )
 from chairlift.lab.lesson.runs import VOCAB_SIZE, Lesson
+from chairlift.lab.lesson.summary import Message
 from support.tiny_lesson import tiny_lesson
 
 
@@ -126,7 +128,7 @@ def test_a_result_is_that_of_a_simulation(lesson: Lesson, data: dict[str, Any]) 
 
 def test_the_page_is_one_file_without_links_to_others(data: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "lesson.html"
-    write_page({**data, "title": "</script><b>"}, path)
+    write_page({**data, "sources": "</script><b>"}, path)
     text = path.read_text(encoding="utf-8")
     assert not re.search(r"\{\{\w+\}\}", text)
     assert not re.search(r"^\s*(?:import|export) ", text, re.MULTILINE)
@@ -134,10 +136,27 @@ def test_the_page_is_one_file_without_links_to_others(data: dict[str, Any], tmp_
     found = re.search(r'<script type="application/json" id="lesson-data">(.*?)</script>', text, re.DOTALL)
     assert found is not None
     embedded = json.loads(found[1])
-    assert embedded["title"] == "</script><b>"
+    assert embedded["sources"] == "</script><b>"
     assert embedded["rows"] == data["rows"]
-    assert "&lt;/script&gt;&lt;b&gt;" in text
-    assert text == render_page({**data, "title": "</script><b>"})
+    assert text == render_page({**data, "sources": "</script><b>"})
+
+
+def test_the_page_has_the_language_of_the_command(data: dict[str, Any], tmp_path: Path) -> None:
+    for lang, head in ((None, "<html lang="), ("en", '<html data-lang="en" '), ("zh-TW", '<html data-lang="zh-TW" ')):
+        write_page(data, tmp_path / "lesson.html", lang)
+        assert head in (tmp_path / "lesson.html").read_text(encoding="utf-8")
+
+
+def test_every_text_of_the_data_has_a_translation(data: dict[str, Any]) -> None:
+    messages = [data["load"], data["machine"], *data["reasons"]]
+    messages += [value for message in messages for value in message.values.values() if isinstance(value, Message)]
+    titled = [*data["policies"], *data["bars"], *data["explorer"]["policies"]]
+    texts = {data["sources"], *(message.text for message in messages), *(each["title"] for each in titled)}
+    texts |= {row["label"] for row in data["rows"]} | {*data["explorer"]["spreads"], *data["explorer"]["limits"]}
+    texts |= {text for row in data["rows"] for text in row["published"]}
+    words = {text for text in texts if re.search("[a-z]", text)}
+    assert len(words) > 30
+    assert words <= {row["en"] for row in TEXTS}, "add rows to docs/texts.json, and run `python -m docs.palette`"
 
 
 def test_modules_of_all_pages_import_what_others_export() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Final
 
+from chairlift.server.web.page_language import Language, with_language
 from chairlift.system.output_files import write_output
 
 FOLDERS: Final[tuple[Traversable, ...]] = (
@@ -24,13 +24,9 @@ IMPORT: Final = re.compile(r'^import (\{[^}]*\}) from "\./(\w+\.js)";\n', re.MUL
 EXPORT: Final = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 
 
-def write_page(data: Mapping[str, Any], path: Path) -> None:
-    """Write the page.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    write_output("output", path, render_page(data))
+def write_page(data: Mapping[str, Any], path: Path, lang: Language | None = None) -> None:
+    """Write the page for the data of `page_data`. Raises ConfigError if the file cannot be written."""
+    write_output("output", path, with_language(render_page(data), lang))
 
 
 def render_page(data: Mapping[str, Any]) -> str:
@@ -40,7 +36,6 @@ def render_page(data: Mapping[str, Any]) -> str:
         "styles": "".join(map(read_static, STYLES)),
         "data": encoded,
         "modules": inline_modules("lesson.js"),
-        "title": html.escape(data["title"]),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], read_static("lesson.html"))
 

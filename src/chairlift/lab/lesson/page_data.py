@@ -10,10 +10,9 @@ from typing import Any, Final
 from chairlift.config import EngineConfig
 from chairlift.core.factory import KVPool
 from chairlift.events import Event, EventList, RequestArrived, Step
-from chairlift.lab.bench.machine import machine_caption
 from chairlift.lab.bench.policies import parse_policies
+from chairlift.lab.lesson import summary
 from chairlift.lab.lesson.runs import POLICIES, TITLES, VOCAB_SIZE, Lesson, declare
-from chairlift.lab.lesson.summary import SOURCES, lesson_bars, lesson_reasons, lesson_rows
 from chairlift.lab.report.recorded_run import RecordedRun
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.simulator import SimConfig, simulate
@@ -50,18 +49,17 @@ def page_data(lesson: Lesson, on_result: Callable[[], object] = lambda: None) ->
     Args:
         on_result: called after each simulation of the last chapter, of which there are `num_results()`.
     """
-    result = lesson.result
     return {
-        "title": result.title,
-        "machine": machine_caption(result.machine, result.peak_rss_bytes),
+        "load": summary.lesson_load(lesson),
+        "machine": summary.lesson_machine(lesson),
         "policies": [{"name": policy.name, "title": TITLES[policy.name]} for policy in POLICIES],
         "runs": {name: [_record(event) for event in first_steps(run, lesson.events[name])]
                  for name, run in lesson.runs.items()},
         "sharing": [_record(event) for event in sharing_events()],
-        "rows": lesson_rows(lesson),
-        "bars": lesson_bars(lesson),
-        "sources": SOURCES,
-        "reasons": lesson_reasons(lesson),
+        "rows": summary.lesson_rows(lesson),
+        "bars": summary.lesson_bars(lesson),
+        "sources": summary.SOURCES,
+        "reasons": summary.lesson_reasons(lesson),
         "explorer": explorer(lesson, on_result),
     }  # fmt: skip
 

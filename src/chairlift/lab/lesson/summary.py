@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +20,16 @@ NUM_SIMULATED: Final = 400
 
 NAIVE_SHARE: Final = 210_750 / 66_942
 """The part of Anyscale's factor that comes from decoding each static batch to the longest output of all requests."""
+
+
+class Message(NamedTuple):
+    """A text with the values of its placeholders, so that the page can translate it."""
+
+    text: str
+    values: Mapping[str, object] = {}
+
+    def __str__(self) -> str:
+        return self.text.format(**self.values)
 
 
 class LessonRow(NamedTuple):
@@ -119,50 +129,76 @@ def lesson_table(lesson: Lesson) -> Table:
     return table
 
 
-def lesson_reasons(lesson: Lesson) -> list[str]:
+def lesson_load(lesson: Lesson) -> Message:
+    """The model and the requests."""
+    run = lesson.values("static")
+    counts = {key: f"{run[key]:,}" for key in ("num_requests", "prompt_tokens", "output_tokens")}
+    text = "{model}: {num_requests} requests at once, {prompt_tokens} prompt and {output_tokens} output tokens"
+    return Message(text, {"model": lesson.started.model, **counts})
+
+
+def lesson_machine(lesson: Lesson) -> Message:
+    """The machine, the memory of the process, and the versions."""
+    machine = lesson.result.machine
+    sizes = {"memory": machine.memory_bytes >> 30, "peak": f"{(lesson.result.peak_rss_bytes or 0) >> 20:,}"}
+    text = (
+        "{cpu}, {num_threads} threads on {num_cores} cores, {memory} GiB, peak RSS {peak} MiB; chairlift {chairlift}, "
+        "torch {torch}, Python {python}"
+    )
+    return Message(text, asdict(machine) | sizes)
+
+
+def lesson_reasons(lesson: Lesson) -> list[Message]:
     """Why the values differ from the published ones, with the numbers of these runs."""
     return [_speed_reason(lesson), _latency_reason(lesson), _memory_reason(lesson)]
 
 
-def _speed_reason(lesson: Lesson) -> str:
+def _speed_reason(lesson: Lesson) -> Message:
     static, paged = (lesson_values(lesson, name) for name in ("static", "paged"))
     tokens = [run["output_tokens"] / run["num_steps"] for run in (static, paged)]
     seconds = [run["duration"] / run["num_steps"] for run in (static, paged)]
     more, longer = tokens[1] / tokens[0], seconds[1] / seconds[0]
-    return (
-        f"Throughput: a paged step has {number(more)} times the output tokens ({number(tokens[1])} instead of "
-        f"{number(tokens[0])}) and takes {number(longer)} times as long ({number(1e3 * seconds[1])} ms instead of "
-        f"{number(1e3 * seconds[0])}), which gives {more / longer:.2f}. On the published GPU a step with more tokens "
-        f"takes hardly longer, because it is limited by reading the weights; on this CPU each token costs time. The "
-        f"published 23.4 also contains a factor of {NAIVE_SHARE:.2f}, because its static batches were all decoded to "
-        f"the longest answer of all 1,000 requests; here a batch ends with its own longest answer."
+    text = (
+        "Throughput: a paged step has {more} times the output tokens ({paged_tokens} instead of {static_tokens}) and "
+        "takes {longer} times as long ({paged_ms} ms instead of {static_ms}), which gives {ratio}. On the published "
+        "GPU a step with more tokens takes hardly longer, because it is limited by reading the weights; on this CPU "
+        "each token costs time. The published 23.4 also contains a factor of {naive}, because its static batches were "
+        "all decoded to the longest answer of all 1,000 requests; here a batch ends with its own longest answer."
     )
+    values = {"more": more, "longer": longer, "static_tokens": tokens[0], "paged_tokens": tokens[1]}
+    values |= {"static_ms": 1e3 * seconds[0], "paged_ms": 1e3 * seconds[1]}
+    factors = {"ratio": f"{more / longer:.2f}", "naive": f"{NAIVE_SHARE:.2f}"}
+    return Message(text, {name: number(value) for name, value in values.items()} | factors)
 
 
-def _latency_reason(lesson: Lesson) -> str:
-    shares = [
-        fmean((request.queue_time or 0.0) / (request.e2e_latency or 1.0) for request in lesson.runs[name].requests)
-        for name in ("static", "paged")
-    ]
-    return (
-        f"Latency: all requests arrive at once, so it is mostly time in the queue: {shares[0]:.0%} of it with static "
-        f"batches, {shares[1]:.0%} with paging. The article measured a lower median with requests that arrive one by "
-        f"one."
+def _latency_reason(lesson: Lesson) -> Message:
+    def share(policy: str) -> str:
+        requests = lesson.runs[policy].requests
+        return f"{fmean((each.queue_time or 0.0) / (each.e2e_latency or 1.0) for each in requests):.0%}"
+
+    text = (
+        "Latency: all requests arrive at once, so it is mostly time in the queue: {static} of it with static batches, "
+        "{paged} with paging. The article measured a lower median with requests that arrive one by one."
     )
+    return Message(text, {"static": share("static"), "paged": share("paged")})
 
 
-def _memory_reason(lesson: Lesson) -> str:
+def _memory_reason(lesson: Lesson) -> Message:
     workload = replace(lesson.options, num_prompts=NUM_SIMULATED).workload(VOCAB_SIZE, token_round=1)
     simulated = {
         policy.name: lesson.simulate(policy, workload).waste().shares["token_states"] for policy in POLICIES[1:]
     }
     paged = lesson.runs["paged"].trace.steps
     num_waiting = sum(step.num_waiting > 0 for step in paged)
-    counted = f"the steps in which requests waited, {num_waiting} of {len(paged)} with paging"
-    return (
-        f"Memory: the shares are means over {counted if num_waiting else 'all steps with paging, where none waited'}, "
-        f"and include those in which the pool fills. The same scheduler, simulated with {NUM_SIMULATED} requests of "
-        f"these lengths, has "
-        + ", ".join(f"{share:.1%} token states ({name})" for name, share in simulated.items())
-        + "."
+    waited = "the steps in which requests waited, {num_waiting} of {num_steps} with paging"
+    steps = Message(waited, {"num_waiting": num_waiting, "num_steps": len(paged)})
+    text = (
+        "Memory: the shares are means over {steps}, and include those in which the pool fills. The same scheduler, "
+        "simulated with {num_requests} requests of these lengths, has these shares of token states: {shares}."
     )
+    values = {
+        "steps": steps if num_waiting else Message("all steps with paging, where none waited"),
+        "num_requests": NUM_SIMULATED,
+        "shares": ", ".join(f"{share:.1%} ({name})" for name, share in simulated.items()),
+    }
+    return Message(text, values)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Depends, Request
 from starlette.exceptions import HTTPException
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from chairlift.server.access.admission import AdmissionController
@@ -25,6 +25,7 @@ from chairlift.server.telemetry.live_feed import HISTORY_SECONDS
 from chairlift.server.telemetry.redaction import Redactor
 from chairlift.server.web.burst import start_burst
 from chairlift.server.web.page_bodies import BurstBody, PageView
+from chairlift.server.web.page_language import Language, with_language
 from chairlift.version import __version__
 
 STATIC: Final = Path(__file__).parent / "static"
@@ -66,11 +67,14 @@ def file_router() -> APIRouter:
     return routes
 
 
-def page_endpoint(name: str) -> Any:
-    """The function that answers with a page."""
+def page_endpoint(name: str, lang: Language | None = None) -> Any:
+    """The function that answers with a page, in this language or in that of the browser."""
 
-    async def get_page(_request: Request) -> FileResponse:
-        return FileResponse(STATIC / name, headers=PAGE_HEADERS)
+    async def get_page(_request: Request) -> Response:
+        if lang is None:
+            return FileResponse(STATIC / name, headers=PAGE_HEADERS)
+        text = with_language((STATIC / name).read_text(encoding="utf-8"), lang)
+        return HTMLResponse(text, headers=PAGE_HEADERS)
 
     return get_page
 

@@ -19,6 +19,7 @@ from chairlift.events import EngineStarted, read_events
 from chairlift.server.access.access_options import is_loopback
 from chairlift.server.http.listener import listen, url_of
 from chairlift.server.web.page_bodies import PageView
+from chairlift.server.web.page_language import Language
 from chairlift.server.web.page_routes import STATIC, PageFiles, page_endpoint
 from chairlift.version import __version__
 
@@ -38,7 +39,7 @@ def recorded_view(log: Path) -> dict[str, Any]:
     ).model_dump()
 
 
-def recorded_log_app(log: Path, host: str = HOST) -> Starlette:
+def recorded_log_app(log: Path, host: str = HOST, lang: Language | None = None) -> Starlette:
     """The application that shows one event log in the live page. Raises ConfigError as `check_log`."""
     check_log(log)
     view = recorded_view(log)
@@ -49,8 +50,9 @@ def recorded_log_app(log: Path, host: str = HOST) -> Starlette:
     async def get_log(_request: Request) -> FileResponse:
         return FileResponse(log, media_type="application/jsonl")
 
-    routes = [Route("/", page_endpoint("index.html")), Route("/v1/page", get_view), Route("/v1/page/log", get_log)]
-    return Starlette(routes=[*routes, Mount("/page", PageFiles(directory=STATIC))], middleware=[_own_names(host)])
+    routes = [Route("/", page_endpoint("index.html", lang)), Mount("/page", PageFiles(directory=STATIC))]
+    routes += [Route("/v1/page", get_view), Route("/v1/page/log", get_log)]
+    return Starlette(routes=routes, middleware=[_own_names(host)])
 
 
 def page_app(text: str, host: str = HOST) -> Starlette:

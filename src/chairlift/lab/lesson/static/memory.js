@@ -1,6 +1,7 @@
 /** Chapters 3 and 4: the slots of one request, and the blocks of the pool. */
 
 import { formatPercent, plural } from "./format.js";
+import { translate } from "./language.js";
 import { MemoryMapView } from "./memory_map.js";
 import { waitText } from "./request_facts.js";
 import { WORDS } from "./words.js";
@@ -8,11 +9,11 @@ import { choice, Facts, legend, make, numberOf, Player, stageOf } from "./stage.
 
 /** The kinds of slots: field of a step, class, letter and name. */
 export const KINDS = [
-  ["token_states", "decode", "T", WORDS.token_states],
-  ["reserved", "reserved", "R", `${WORDS.reserved}: written later`],
-  ["internal", "internal", "I", `${WORDS.internal}: never written`],
-  ["external", "external", "E", `${WORDS.external}: lost to rounding, or free but too small`],
-  ["free", "cell-empty", "F", WORDS.free],
+  ["token_states", "decode", "T", translate(WORDS.token_states)],
+  ["reserved", "reserved", "R", translate("{kind}: written later", { kind: translate(WORDS.reserved) })],
+  ["internal", "internal", "I", translate("{kind}: never written", { kind: translate(WORDS.internal) })],
+  ["external", "external", "E", translate("{kind}: lost to rounding, or free but too small", { kind: translate(WORDS.external) })],
+  ["free", "cell-empty", "F", translate(WORDS.free)],
 ];
 
 /** A bar that is divided into parts, each with a class, a letter and a share. */
@@ -48,8 +49,8 @@ export function memoryChapter(replays, titles) {
     stage.append(make("h3", { textContent: titles[name] }), shares.element, text);
     return { name, shares, text };
   });
-  stage.append(make("p", { className: "muted", textContent: `The whole line is ${size} slots, the longest that a request may be.` }));
-  legend(stage, KINDS.slice(0, 3).map(([, name, letter, label]) => [name, `${letter}: ${label}`]));
+  stage.append(make("p", { className: "muted", textContent: translate("The whole line is {size} slots, the longest that a request may be.", { size }) }));
+  legend(stage, KINDS.slice(0, 3).map(([, name, letter, label]) => [name, label, letter]));
 
   function choose(chosen) {
     id = chosen;
@@ -65,9 +66,13 @@ export function memoryChapter(replays, titles) {
       const written = entry.computed;
       const reserved = Math.max(0, Math.min(held, entry.prompt + entry.outputLen - 1) - written);
       const counts = [written, reserved, held - written - reserved];
-      text.textContent =
-        `${plural(held, "slot")} held: ${written} written, ${reserved} for later, ${counts[2]} never used. ` +
-        `Others may use ${size - held}.`;
+      text.textContent = translate("{slots} held: {written} written, {reserved} for later, {unused} never used. Others may use {others}.", {
+        slots: plural(held, "slot"),
+        written,
+        reserved,
+        unused: counts[2],
+        others: size - held,
+      });
       shares.draw(counts.map((count) => count / size), text.textContent);
     }
   }
@@ -92,7 +97,7 @@ export function poolChapter(replays, titles) {
   status.setAttribute("role", "status");
   const shares = new Shares(KINDS);
   stage.append(caption, shares.element, make("div", { className: "canvas-box" }, canvas), status);
-  legend(stage, KINDS.map(([, name, letter, label]) => [name, `${letter}: ${label}`]));
+  legend(stage, KINDS.map(([, name, letter, label]) => [name, label, letter]));
   const facts = new Facts(stage, "");
   const map = new MemoryMapView(canvas, status, (id) => {
     selected = id;
@@ -104,14 +109,15 @@ export function poolChapter(replays, titles) {
     const counts = KINDS.map(([field]) => state.step[field]);
     const total = counts.reduce((sum, count) => sum + count, 0);
     const running = state.running().length;
-    caption.textContent =
-      `${plural(running, "request")} in the batch. ` +
-      KINDS.map(([, , letter], index) => `${letter} ${formatPercent(counts[index] / total)}`).join(", ") + ".";
+    const parts = KINDS.map(([, , letter], index) => `${letter} ${formatPercent(counts[index] / total)}`).join(translate(", "));
+    caption.textContent = translate("{requests} in the batch. {parts}.", { requests: plural(running, "request"), parts });
     shares.draw(counts.map((count) => count / total), caption.textContent);
     map.draw(state, { by: "kind", scope: "all", selected });
     const head = state.requests.get(state.head);
-    const waits = head ? `Request ${numberOf(head)} waits: ${waitText(head, state)}.` : "No request waits.";
-    facts.show(state.requests.get(selected), state, `${waits} Select a block to see its request.`);
+    const waits = head
+      ? translate("Request {number} waits: {reason}.", { number: numberOf(head), reason: waitText(head, state) })
+      : translate("No request is waiting.");
+    facts.show(state.requests.get(selected), state, translate("{waits} Select a block to see its request.", { waits }));
   }
   player.show(Math.round(0.4 * player.numSteps));
   for (const event of ["resize", "themechange"]) addEventListener(event, () => player.show(player.step));

@@ -2,6 +2,7 @@
 
 import { FINISHED, PADDING, PREFILL } from "./engine_state.js";
 import { formatCount, formatPercent, plural } from "./format.js";
+import { translate } from "./language.js";
 import { WORDS } from "./words.js";
 import { Facts, legend, make, numberOf, Player, Replay, stageOf } from "./stage.js";
 
@@ -50,7 +51,7 @@ class SeatChart {
       const length = stay.last + 1 - stay.first;
       const name = numberOf(first.requests.get(stay.id));
       const parts = stay.parts.map(({ kind, length }) => {
-        const textContent = kind === "idle" && length > 0.1 * numSteps ? WORDS.padding : "";
+        const textContent = kind === "idle" && length > 0.1 * numSteps ? translate(WORDS.padding) : "";
         const element = make("span", { className: `part ${kind}`, textContent });
         element.style.flexGrow = length;
         return element;
@@ -59,7 +60,8 @@ class SeatChart {
       const bar = make("button", { type: "button", className: Number(name) % 2 ? "stay odd" : "stay" }, ...parts, label);
       bar.style.left = `${(100 * stay.first) / numSteps}%`;
       bar.style.width = `${(100 * length) / numSteps}%`;
-      bar.setAttribute("aria-label", `Request ${name} in seat ${stay.seat + 1}, steps ${stay.first + 1} to ${stay.last + 1}`);
+      const place = { name, seat: stay.seat + 1, first: stay.first + 1, last: stay.last + 1 };
+      bar.setAttribute("aria-label", translate("Request {name} in seat {seat}, steps {first} to {last}", place));
       bar.addEventListener("click", () => onSelect(stay.id));
       rows[stay.seat].prepend(bar);
       return { bar, stay };
@@ -98,7 +100,11 @@ export function seatChapter(chapter, replay, numSteps, compare = () => "") {
   const chart = new SeatChart(stage, replay, numSteps, select);
   const queue = make("div", { className: "queue" });
   stage.append(queue);
-  legend(stage, [["prefill", `${WORDS.prefill}: the prompt`], ["decode", `${WORDS.decode}: a token in each step`], ["idle", `${WORDS.padding}: nothing useful is computed`]]);
+  legend(stage, [
+    ["prefill", translate("{kind}: the prompt", { kind: translate(WORDS.prefill) })],
+    ["decode", translate("{kind}: a token in each step", { kind: translate(WORDS.decode) })],
+    ["idle", translate("{kind}: nothing useful is computed", { kind: translate(WORDS.padding) })],
+  ]);
   const facts = new Facts(stage, "Select a bar or a waiting request.");
   const busy = replay.columns.map(({ ids, kinds }) => ids.filter((id, seat) => id !== null && kinds[seat] !== PADDING).length);
 
@@ -107,13 +113,22 @@ export function seatChapter(chapter, replay, numSteps, compare = () => "") {
     const total = busy.slice(0, step).reduce((sum, count) => sum + count, 0);
     const idle = 1 - total / (step * replay.numSeats);
     const answered = numAnswered(state);
-    caption.textContent =
-      `${busy[step - 1]} of ${replay.numSeats} seats compute a token. So far ${formatPercent(idle)} of the seats' time was idle, and ` +
-      `${plural(answered, "answer")} ${answered === 1 ? "is" : "are"} complete. ${compare(step)}`;
+    const answers = { answers: plural(answered, "answer") };
+    const values = {
+      busy: busy[step - 1],
+      seats: replay.numSeats,
+      idle: formatPercent(idle),
+      complete: translate(answered === 1 ? "{answers} is complete" : "{answers} are complete", answers),
+      comparison: compare(step),
+    };
+    caption.textContent = translate(
+      "{busy} of {seats} seats compute a token. So far {idle} of the seats' time was idle, and {complete}. {comparison}",
+      values,
+    );
     chart.draw(step, selected);
     drawQueue(queue, state, select);
     const entry = state.requests.get(selected);
-    facts.show(entry, state, entry?.isDone ? IS_DONE : "");
+    facts.show(entry, state, entry?.isDone ? translate(IS_DONE) : "");
   }
   player.show(Math.round(0.6 * numSteps));
 }
@@ -131,13 +146,14 @@ function drawQueue(box, state, onSelect) {
   }
   const [title, ...buttons] = box.children;
   const rest = waiting.length - MAX_QUEUE;
-  title.textContent = waiting.length ? `Queue, ${formatCount(waiting.length)} waiting:` : "The queue is empty.";
+  const count = formatCount(waiting.length);
+  title.textContent = translate(waiting.length ? "Queue, {count} waiting:" : "The queue is empty.", { count });
   buttons.forEach((button, index) => {
     button.hidden = index >= waiting.length;
     if (button.hidden) return;
     button.dataset.id = waiting[index].id;
     button.textContent = numberOf(waiting[index]);
-    button.setAttribute("aria-label", `Waiting request ${numberOf(waiting[index])}`);
+    button.setAttribute("aria-label", translate("Waiting request {number}", { number: numberOf(waiting[index]) }));
   });
-  box.dataset.more = rest > 0 ? `and ${formatCount(rest)} more` : "";
+  box.dataset.more = rest > 0 ? translate("and {count} more", { count: formatCount(rest) }) : "";
 }

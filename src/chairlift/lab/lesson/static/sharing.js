@@ -1,6 +1,7 @@
 /** Chapter 5: block tables of requests with a common prefix, and the blocks that they name. */
 
 import { plural } from "./format.js";
+import { translate } from "./language.js";
 import { heldBlocks } from "./memory_map.js";
 import { legend, make, Player, stageOf } from "./stage.js";
 
@@ -16,8 +17,13 @@ export function sharingChapter(replay) {
   pool.append(...cells);
   const text = make("p", { className: "facts" });
   text.setAttribute("role", "status");
-  stage.append(caption, make("h3", { textContent: "Block tables" }), tables, make("h3", { textContent: "The pool" }), pool);
-  legend(stage, [["shared", "in several tables"], ["owned", "in one table"], ["cached", "free, the prefix is still known"], ["cell-empty", "free"]]);
+  stage.append(caption, make("h3", { textContent: translate("Block tables") }), tables, make("h3", { textContent: translate("The pool") }), pool);
+  legend(stage, [
+    ["shared", translate("in several tables")],
+    ["owned", translate("in one table")],
+    ["cached", translate("free, the prefix is still known")],
+    ["cell-empty", translate("free")],
+  ]);
   stage.append(text);
 
   function blockButton(id) {
@@ -35,18 +41,21 @@ export function sharingChapter(replay) {
     const kind = names.length > 1 ? "shared" : names.length ? "owned" : state.cached[id] ? "cached" : "cell-empty";
     button.className = `block ${kind}${id === selected ? " selected" : ""}`;
     button.lastChild.textContent = names.join("") || (state.cached[id] ? "·" : "");
-    button.setAttribute("aria-label", `Block ${id}, ${names.length ? `in the tables of ${names.join(", ")}` : "free"}`);
+    const place = { id, names: names.join(", ") };
+    button.setAttribute("aria-label", translate(names.length ? "Block {id}, in the tables of {names}" : "Block {id}, free", place));
   }
 
   function draw(step) {
     const state = replay.after(step);
     const held = heldBlocks(state);
     const running = state.running().sort((a, b) => a.order - b.order);
-    caption.textContent =
-      `${plural(held.size, "block")} in use. Without sharing, ${plural(state.step.saved / size, "more block")} would be.`;
+    caption.textContent = translate("{blocks} in use. Without sharing, {more} would be.", {
+      blocks: plural(held.size, "block"),
+      more: plural(state.step.saved / size, "more block"),
+    });
     running.forEach((entry, row) => {
       const line = tables.children[row] ?? tables.appendChild(make("div", { className: "table" }, make("span")));
-      line.firstChild.textContent = `${entry.id}: ${plural(entry.computed, "token")}`;
+      line.firstChild.textContent = translate("{name}: {tokens}", { name: entry.id, tokens: plural(entry.computed, "token") });
       entry.blocks.forEach((id, position) => {
         let button = line.children[position + 1];
         if (button?.dataset.block !== String(id)) {
@@ -68,14 +77,17 @@ export function sharingChapter(replay) {
 
 function describe(block, id, state, size) {
   if (!block) {
-    return state.cached[id]
-      ? `Block ${id} is free. It still has the K and V of a prefix: a request that begins in the same way takes it back.`
-      : `Block ${id} is free.`;
+    const text = state.cached[id]
+      ? "Block {id} is free. It still has the K and V of a prefix: a request that begins in the same way takes it back."
+      : "Block {id} is free.";
+    return translate(text, { id });
   }
   const first = block.position * size;
   const names = block.owners.map((entry) => entry.id).join(", ");
-  const where = `the K and V of tokens ${first + 1} to ${first + size} of ${block.owners.length > 1 ? "requests" : "request"} ${names}`;
-  return block.owners.length > 1
-    ? `Block ${id} has ${where}. Their texts begin in the same way, so it was computed once and is stored once.`
-    : `Block ${id} has ${where}. It is line ${block.position + 1} of the table: any block of the pool would do.`;
+  return translate(
+    block.owners.length > 1
+      ? "Block {id} has the K and V of tokens {first} to {last} of requests {names}. Their texts begin in the same way, so it was computed once and is stored once."
+      : "Block {id} has the K and V of tokens {first} to {last} of request {names}. It is line {line} of the table: any block of the pool would do.",
+    { id, names, first: first + 1, last: first + size, line: block.position + 1 },
+  );
 }

@@ -1,6 +1,7 @@
 /** What the chapters have in common: elements, a replay of events, the controls of a picture, and facts about a request. */
 
 import { EngineState } from "./engine_state.js";
+import { translate } from "./language.js";
 import { requestFacts } from "./request_facts.js";
 
 const PLAY_SECONDS = 16;
@@ -57,13 +58,13 @@ export class Player {
    */
   constructor(stage, numSteps, onStep) {
     Object.assign(this, { onStep, step: 1, frame: null });
-    this.play = make("button", { type: "button", className: "primary", textContent: "Play", hidden: isStill });
+    this.play = make("button", { type: "button", className: "primary", textContent: translate("Play"), hidden: isStill });
     this.back = make("button", { type: "button", textContent: "‹" });
     this.forward = make("button", { type: "button", textContent: "›" });
-    this.back.setAttribute("aria-label", "Previous step");
-    this.forward.setAttribute("aria-label", "Next step");
+    this.back.setAttribute("aria-label", translate("Previous step"));
+    this.forward.setAttribute("aria-label", translate("Next step"));
     this.slider = make("input", { type: "range", min: "1", step: "1" });
-    this.slider.setAttribute("aria-label", "Step");
+    this.slider.setAttribute("aria-label", translate("Step"));
     this.label = make("span", { className: "number" });
     const wide = make("span", { className: "wide" }, this.slider);
     stage.append(make("div", { className: "player" }, this.play, this.back, this.forward, wide, this.label));
@@ -88,20 +89,20 @@ export class Player {
   #stop() {
     cancelAnimationFrame(this.frame);
     this.frame = null;
-    this.play.textContent = "Play";
+    this.play.textContent = translate("Play");
   }
 
   /** Show a step, from 1 on. */
   show(step) {
     this.step = Math.max(1, Math.min(this.numSteps, step));
     this.slider.value = String(this.step);
-    this.label.textContent = `step ${this.step} of ${this.numSteps}`;
+    this.label.textContent = translate("step {step} of {count}", { step: this.step, count: this.numSteps });
     this.onStep(this.step);
   }
 
   #start() {
     const first = this.step === this.numSteps ? 1 : this.step;
-    this.play.textContent = "Pause";
+    this.play.textContent = translate("Pause");
     let start = null;
     const advance = (time) => {
       start ??= time;
@@ -126,29 +127,30 @@ export class Facts {
   /** @param {object|undefined} entry a request of the state @param {string} [reason] the first sentence */
   show(entry, state, reason = "") {
     if (!entry) {
-      this.box.replaceChildren(make("p", { className: "muted", textContent: reason || this.hint }));
+      this.box.replaceChildren(make("p", { className: "muted", textContent: reason || translate(this.hint) }));
       return;
     }
-    const pairs = requestFacts(entry, state).filter(([name]) => name !== "Time per output token");
+    const pairs = requestFacts(entry, state).filter(([name]) => name !== translate("Time per output token"));
     const list = pairs.flatMap(([name, text]) => [make("dt", { textContent: name }), make("dd", { textContent: text })]);
     this.box.replaceChildren(
-      make("h3", { textContent: `Request ${numberOf(entry)}` }),
+      make("h3", { textContent: translate("Request {number}", { number: numberOf(entry) }) }),
       make("p", { textContent: reason }),
       make("dl", {}, ...list),
     );
   }
 }
 
-/** A list of the colours of a picture; each pair is a class and a label. */
+/** A list of the colours of a picture; each entry is a class, a label, and the letter of the class if it has one. */
 export function legend(stage, entries) {
-  const items = entries.map(([name, label]) => make("li", {}, make("i", { className: name }), label));
+  const textOf = (label, letter) => (letter ? translate("{letter}: {label}", { letter, label }) : label);
+  const items = entries.map(([name, label, letter]) => make("li", {}, make("i", { className: name }), textOf(label, letter)));
   stage.append(make("ul", { className: "legend" }, ...items));
 }
 
 /** Radio buttons; the first one is checked. */
 export function choice(stage, title, options, onChange) {
   const name = `choice-${document.querySelectorAll(".choices").length}`;
-  const set = make("fieldset", {}, make("legend", { textContent: title }));
+  const set = make("fieldset", {}, make("legend", { textContent: translate(title) }));
   options.forEach(([value, label], index) => {
     const input = make("input", { type: "radio", name, value, checked: index === 0 });
     input.addEventListener("change", () => onChange(value));

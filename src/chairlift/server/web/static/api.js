@@ -1,5 +1,7 @@
 /** Calls of the server's API with the key of this page. */
 
+import { translate } from "./language.js";
+
 const KEY_NAME = "chairlift-api-key";
 
 /** An error response of the server with its code and the field that caused it, or a connection that failed (`status` 0). */
@@ -31,7 +33,7 @@ export async function request(path, options = {}) {
   for (;;) {
     const response = await send(path, options);
     if (response.status === 401) {
-      await askForKey(apiKey() ? "The server does not know this API key." : "");
+      await askForKey(apiKey() ? translate("The server does not know this API key.") : "");
       continue;
     }
     if (!response.ok) throw new ApiError(response.status, await errorOf(response));
@@ -81,7 +83,7 @@ async function send(path, options) {
     return await fetch(path, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError(0, { message: "The server cannot be reached." });
+    throw new ApiError(0, { message: translate("The server cannot be reached.") });
   }
 }
 
@@ -90,7 +92,7 @@ async function errorOf(response) {
     const { error } = await response.json();
     return { ...error };
   } catch {
-    return { message: `The server answered with status ${response.status}.` };
+    return { message: translate("The server answered with status {status}.", { status: response.status }) };
   }
 }
 

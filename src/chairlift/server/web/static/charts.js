@@ -2,6 +2,7 @@
 
 import { color, describeCanvas, FONT, prepare } from "./canvas.js";
 import { formatCount, formatPercent, formatSeconds, percentile } from "./format.js";
+import { translate } from "./language.js";
 
 const HEIGHT = 84;
 
@@ -41,8 +42,9 @@ export function drawCharts(buckets, end, seconds) {
     const texts = last.map((point) => (point && end - point[0] < IDLE_SECONDS ? chart.format(point[1]) : "–"));
     document.getElementById(`value-${chart.key}`).textContent = texts.join(" / ");
     drawChart(canvas, chart, lines, known, end, seconds);
-    const range = known.length ? `from ${chart.format(Math.min(...known))} to ${chart.format(Math.max(...known))}` : "";
-    describeCanvas(canvas, `Last value ${texts.join(" and ")}; ${range || "no values"}.`);
+    const [low, high] = [Math.min(...known), Math.max(...known)].map((value) => chart.format(value));
+    const described = { values: texts.join(" / "), low, high };
+    describeCanvas(canvas, translate(known.length ? "Last value {values}; from {low} to {high}." : "No values.", described));
   }
 }
 

@@ -1,5 +1,6 @@
 /** The state of an engine at one moment, computed from its events alone (see docs/guide/events.md). */
 
+import { translate } from "./language.js";
 import { WORDS } from "./words.js";
 
 export const EMPTY = 0;
@@ -11,7 +12,7 @@ export const PADDING = 5;
 export const IDLE = 6;
 
 /** The names of the kinds of cells, by their number. */
-export const CELL_NAMES = ["cell-empty", "prefill", "decode", "finished", "preempted", "padding", "cell-idle"].map((kind) => WORDS[kind]);
+export const CELL_NAMES = ["cell-empty", "prefill", "decode", "finished", "preempted", "padding", "cell-idle"].map((kind) => translate(WORDS[kind]));
 
 const MAX_ENDED = 2000;
 

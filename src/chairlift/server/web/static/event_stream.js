@@ -1,6 +1,7 @@
 /** Reads server-sent events with fetch, because EventSource cannot send an API key. */
 
 import { ApiError, request } from "./api.js";
+import { translate } from "./language.js";
 
 const MAX_DELAY = 10_000;
 /** The server sends at least about one frame a second. A longer silence is a connection that was lost unnoticed. */
@@ -37,9 +38,9 @@ export async function readForever(path, listener) {
         restartTimer();
         listener.message(kind, data);
       });
-      listener.state("lost", "The server closed the connection.");
+      listener.state("lost", translate("The server closed the connection."));
     } catch (error) {
-      const detail = error instanceof ApiError ? error.message : "The connection was lost.";
+      const detail = error instanceof ApiError ? error.message : translate("The connection was lost.");
       listener.state("lost", detail);
     }
     clearTimeout(timer);

@@ -2,14 +2,14 @@
 
 import { memoryUse, useText } from "./memory_map.js";
 import { formatBytes, formatCount, formatPercent, formatSeconds, percentile, plural } from "./format.js";
+import { translate } from "./language.js";
 
 const element = (id) => document.getElementById(id);
 
 /** The batch and the queue in a sentence. */
 export function batchSentence(state) {
-  const running = state.running().length;
-  const waiting = state.waiting().length;
-  return `${plural(running, "request")} running, ${formatCount(waiting)} waiting.`;
+  const values = { requests: plural(state.running().length, "request"), waiting: formatCount(state.waiting().length) };
+  return translate("{requests} running, {waiting} waiting.", values);
 }
 
 /**
@@ -39,7 +39,7 @@ export function drawFigures(run, state, time) {
     memory: use?.total ? formatPercent(use.held / use.total) : "–",
     ttft: formatSeconds(percentile(ttft, 0.5)),
     itl: numGaps ? formatSeconds(gaps / numGaps) : "–",
-    goodput: `${(numMetSlo / minuteSeconds).toFixed(1)} (${formatPercent(numMetSlo / numWithSlo)})`,
+    goodput: numWithSlo ? `${(numMetSlo / minuteSeconds).toFixed(1)} (${formatPercent(numMetSlo / numWithSlo)})` : "–",
   };
   for (const [name, text] of Object.entries(figures)) element(`figure-${name}`).textContent = text;
 }
@@ -51,14 +51,16 @@ export function drawMapNote(state) {
   const use = memoryUse(state);
   let cached = 0;
   for (let id = 0; id <= state.maxBlock; id++) cached += state.cached[id];
-  element("map-note").textContent =
-    `${useText(use)}; ${formatCount(cached)} hold cached prefixes. A block has ${plural(size, "slot")}, one for the K and V of a token.`;
+  element("map-note").textContent = translate(
+    "{use}; {cached} hold cached prefixes. A block has {slots}, one for the K and V of a token.",
+    { use: useText(use), cached: formatCount(cached), slots: plural(size, "slot") },
+  );
   drawStatesNote(state);
-  const { slots } = use;
-  element("slots-note").textContent =
-    `Slots: ${formatCount(slots.token_states)} token states, ${formatCount(slots.reserved)} reserved, ` +
-    `${formatCount(slots.internal)} internal and ${formatCount(slots.external)} external fragmentation, ` +
-    `${formatCount(slots.free)} free.`;
+  const slots = Object.fromEntries(Object.entries(use.slots).map(([kind, count]) => [kind, formatCount(count)]));
+  element("slots-note").textContent = translate(
+    "Slots: {token_states} token states, {reserved} reserved, {internal} internal and {external} external fragmentation, {free} free.",
+    slots,
+  );
   element("rounding-note").hidden = arena !== "buddy";
 }
 
@@ -69,8 +71,17 @@ function drawStatesNote(state) {
   if (!bytes) return;
   const running = state.running().length;
   const used = state.step?.num_checkpoints ?? 0;
-  element("states-note").textContent =
-    `${formatCount(running)} of ${plural(seats, "state")} of requests (${formatBytes(running * bytes)}) and ` +
-    `${formatCount(used)} of ${plural(checkpoints, "checkpoint")} (${formatBytes(used * bytes)}) in use; each takes ` +
-    `${formatBytes(bytes)}.`;
+  const values = {
+    running: formatCount(running),
+    states: plural(seats, "state"),
+    held: formatBytes(running * bytes),
+    used: formatCount(used),
+    checkpoints: plural(checkpoints, "checkpoint"),
+    kept: formatBytes(used * bytes),
+    each: formatBytes(bytes),
+  };
+  element("states-note").textContent = translate(
+    "{running} of {states} of requests ({held}) and {used} of {checkpoints} ({kept}) in use; each takes {each}.",
+    values,
+  );
 }

@@ -1,5 +1,7 @@
 /** Numbers and times as text. */
 
+import { LANGUAGE, translate } from "./language.js";
+
 const integers = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 
 export function formatCount(value) {
@@ -26,16 +28,17 @@ export function formatSeconds(seconds) {
 }
 
 /** The waits of a request by their reason, the longest one first: its time, and the text of its longest part. */
-export function waitsByReason(waits) {
+export function waitsByReason(waits, textOf = (span) => span.text) {
   const byReason = new Map();
-  for (const { reason, start, end, text } of waits.flatMap((wait) => wait.spans)) {
+  for (const span of waits.flatMap((wait) => wait.spans)) {
+    const { reason, start, end } = span;
     const group = byReason.get(reason) ?? { seconds: 0, longest: -1 };
     group.seconds += end - start;
-    if (end - start > group.longest) Object.assign(group, { longest: end - start, text });
+    if (end - start > group.longest) Object.assign(group, { longest: end - start, text: textOf(span) });
     byReason.set(reason, group);
   }
   const groups = [...byReason.values()].sort((one, other) => other.seconds - one.seconds);
-  return groups.map(({ seconds, text }) => `${formatSeconds(seconds)}: ${text}`);
+  return groups.map(({ seconds, text }) => translate("{seconds}: {text}", { seconds: formatSeconds(seconds), text }));
 }
 
 export function formatNumber(value, digits = 1) {
@@ -57,6 +60,8 @@ export function percentile(values, share) {
   return sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))];
 }
 
+/** A number with a noun, which has a plural with "s" in English. */
 export function plural(count, noun) {
-  return `${formatCount(count)} ${noun}${count === 1 ? "" : "s"}`;
+  if (LANGUAGE === "en" && count === 1) return `1 ${noun}`;
+  return translate(`{count} ${noun}s`, { count: formatCount(count) });
 }

@@ -2,7 +2,8 @@
 
 import { color, FONT, prepare, showTooltip } from "./canvas.js";
 import { CELL_NAMES, DECODE, EMPTY, FINISHED, IDLE, PADDING, PREEMPTED, PREFILL } from "./engine_state.js";
-import { formatCount, formatSeconds, isForeign, shortId } from "./format.js";
+import { formatCount, formatSeconds, isForeign, plural, shortId } from "./format.js";
+import { translate } from "./language.js";
 
 const COLUMN_WIDTH = 5;
 const AXIS_HEIGHT = 18;
@@ -118,7 +119,7 @@ export class LanesView {
     context.textBaseline = "alphabetic";
     context.textAlign = "left";
     if (this.places.length) this.#drawStepTimes(context, width, height);
-    else context.fillText("No step yet.", LABEL_WIDTH + 12, 20);
+    else context.fillText(translate("No step yet."), LABEL_WIDTH + 12, 20);
   }
 
   /** The index of the last step that is not shown faintly. */
@@ -168,12 +169,17 @@ export class LanesView {
     const kind = CELL_NAMES[column.kinds[lane] ?? EMPTY];
     const ago = this.places.at(-1).column.end - column.end;
     const { start } = this.input;
-    const when = start !== null ? `, ${formatSeconds(column.end - start)} after the start` : ago ? `, ${formatSeconds(ago)} before the last one` : "";
-    const lines = [`step ${formatCount(column.step)}, ${formatSeconds(column.end - column.start)}${when}`, `seat ${lane}`];
-    if (id === null) return [...lines, "empty"];
-    const tokens = column.tokens[lane];
-    const unit = tokens === 1 ? "token" : "tokens";
-    return [...lines, isForeign(id) ? `request of another key (${id})` : shortId(id), `${kind}, ${tokens} ${unit}`];
+    const when =
+      start !== null
+        ? translate(", {time} after the start", { time: formatSeconds(column.end - start) })
+        : ago
+          ? translate(", {time} before the last one", { time: formatSeconds(ago) })
+          : "";
+    const values = { number: formatCount(column.step), time: formatSeconds(column.end - column.start) };
+    const lines = [translate("step {number}, {time}", values) + when, translate("seat {lane}", { lane })];
+    if (id === null) return [...lines, kind];
+    const name = isForeign(id) ? translate("request of another key ({id})", { id }) : shortId(id);
+    return [...lines, name, `${kind}, ${plural(column.tokens[lane], "token")}`];
   }
 
   /** Show the cell under the pointer; null if it has left. The lanes move below it while it rests. */

@@ -4,12 +4,14 @@ import { ApiError, modelQuery, request } from "./api.js";
 import { describeCanvas } from "./canvas.js";
 import { drawCharts } from "./charts.js";
 import { readForever } from "./event_stream.js";
+import { explain } from "./explanation.js";
 import { batchSentence, drawFigures, drawMapNote } from "./figures.js";
 import { formatCount, formatSeconds, isForeign, plural } from "./format.js";
+import { LANGUAGE, LANGUAGES, translate, translatePage } from "./language.js";
 import { LanesView } from "./lanes.js";
 import { enableBursts } from "./load.js";
 import { MemoryMapView, drawStates } from "./memory_map.js";
-import { drawBatch, drawQueue, drawSelected, explain } from "./request_views.js";
+import { drawBatch, drawQueue, drawSelected } from "./request_views.js";
 import { RunHistory, runOfLog } from "./run_history.js";
 
 /** The possible time axes of the charts; the shortest one that holds the run is used. */
@@ -17,6 +19,8 @@ const CHART_SECONDS = [15, 30, 60, 120];
 const MAX_LOG_BYTES = 512 * 2 ** 20;
 
 const element = (id) => document.getElementById(id);
+
+translatePage();
 
 const page = {
   /** @type {RunHistory} */ live: new RunHistory(),
@@ -44,17 +48,17 @@ function select(id) {
   if (id === page.selected) return;
   page.selected = id;
   page.wanted = null;
-  history.replaceState(null, "", id === null ? location.pathname : `#request=${encodeURIComponent(id)}`);
+  history.replaceState(null, "", id === null ? location.pathname + location.search : `#request=${encodeURIComponent(id)}`);
   element("explanation").replaceChildren();
   page.explained = null;
   redraw();
 }
 
 async function showExplanation(id) {
-  const sentences = await explain(id);
+  const sentences = await explain(id, page.live.state.started);
   if (page.selected !== id) return;
+  if (!sentences.length) sentences.push(translate("It did not wait."));
   const items = sentences.map((text) => Object.assign(document.createElement("li"), { textContent: text }));
-  if (!items.length) items.push(Object.assign(document.createElement("li"), { textContent: "It did not wait." }));
   element("explanation").replaceChildren(...items);
 }
 
@@ -178,7 +182,7 @@ function draw() {
   if (selected !== null) element("selected-id").textContent = selected;
   if (selected !== null) drawSelected(element("facts"), entry, state);
   updateExplanation();
-  describeCanvas(element("lanes"), `Batch lanes. ${batchSentence(state)}`);
+  describeCanvas(element("lanes"), translate("Batch lanes. {sentence}", { sentence: batchSentence(state) }));
 }
 
 function drawPlayer(time) {
@@ -188,15 +192,17 @@ function drawPlayer(time) {
   const position = end > start ? ((time - start) / (end - start)) * 1000 : 1000;
   if (document.activeElement !== slider || isFollowing || page.speed) slider.value = String(position);
   const before = formatSeconds(Math.max(0, end - time));
-  const fromStart = `${formatSeconds(Math.max(0, time - start))} of ${formatSeconds(end - start)}`;
+  const times = { time: formatSeconds(Math.max(0, time - start)), length: formatSeconds(end - start) };
+  const fromStart = translate("{time} of {length}", times);
   const isLog = page.shown !== page.live;
-  slider.setAttribute("aria-valuetext", isLog ? fromStart : isFollowing ? "newest" : `${before} before the end`);
-  element("time").textContent = isLog ? fromStart : isFollowing ? "now" : `−${before}`;
+  const fromEnd = isFollowing ? translate("newest") : translate("{time} before the end", { time: before });
+  slider.setAttribute("aria-valuetext", isLog ? fromStart : fromEnd);
+  element("time").textContent = isLog ? fromStart : isFollowing ? translate("now") : `−${before}`;
   const isPlaying = isFollowing || page.speed > 0;
-  element("pause").textContent = isPlaying ? "Pause" : "Play";
+  element("pause").textContent = translate(isPlaying ? "Pause" : "Play");
   element("to-live").hidden = page.isRecorded || (isFollowing && page.shown === page.live);
   showConnection();
-  element("to-live").textContent = page.shown === page.live ? "Go to now" : "Back to the engine";
+  element("to-live").textContent = translate(page.shown === page.live ? "Go to now" : "Back to the engine");
 }
 
 // -- source of events -----------------------------------------------------------------------------------------------
@@ -212,13 +218,13 @@ function showConnection() {
   if (page.shown !== page.live) return;
   const open = page.time === null ? "Live" : page.speed ? "Replay" : "Paused";
   const kind = page.connection === "open" && page.time !== null ? "paused" : page.connection;
-  setStatus(kind, { connecting: "Connecting", open, lost: "Disconnected" }[page.connection]);
+  setStatus(kind, translate({ connecting: "Connecting", open, lost: "Disconnected" }[page.connection]));
   element("model").textContent = page.live.state.started?.model ?? "";
 }
 
 function receive(kind, data) {
   if (kind === "dropped") {
-    element("notice").textContent = `The page was too slow and missed ${plural(data.num_events, "event")}.`;
+    element("notice").textContent = translate("The page was too slow and missed {events}.", { events: plural(data.num_events, "event") });
     return;
   }
   if (kind === "history" && page.live.events.length && !receive.inHistory) restartLive();
@@ -243,24 +249,26 @@ function restartLive() {
 }
 
 async function openLog(name, source) {
-  element("notice").textContent = `Reading ${name} …`;
+  element("notice").textContent = translate("Reading {name} …", { name });
   try {
     const run = runOfLog(await source.text());
     page.shown = run;
     select(null);
     setTime(run.firstQueue ?? run.end);
-    setStatus("log", `Log: ${name}`);
+    setStatus("log", translate("Log: {name}", { name }));
     element("model").textContent = run.state.started.model;
-    element("notice").textContent = `${name}: ${plural(run.columns.length, "step")}, ${formatSeconds(run.end - run.start)}.`;
+    const facts = { name, steps: plural(run.columns.length, "step"), length: formatSeconds(run.end - run.start) };
+    element("notice").textContent = translate("{name}: {steps}, {length}.", facts);
   } catch (error) {
-    element("notice").textContent = `${name}: ${error.message}`;
+    element("notice").textContent = translate("{name}: {message}", { name, message: error.message });
   }
 }
 
 async function openFile(file) {
   if (!file) return;
   if (file.size > MAX_LOG_BYTES) {
-    element("notice").textContent = `${file.name} has ${formatCount(file.size / 2 ** 20)} MiB; at most 512 MiB can be opened.`;
+    const values = { name: file.name, size: formatCount(file.size / 2 ** 20) };
+    element("notice").textContent = translate("{name} has {size} MiB; at most 512 MiB can be opened.", values);
     return;
   }
   await openLog(file.name, file);
@@ -334,7 +342,19 @@ function showChoice(parameter, names, kept) {
   });
 }
 
+/** Link to the page in the other language. */
+function linkToLanguage() {
+  const link = element("language");
+  if (!link) return;
+  link.lang = link.hreflang = Object.keys(LANGUAGES).find((name) => name !== LANGUAGE);
+  link.textContent = LANGUAGES[link.lang];
+  const given = new URLSearchParams(location.search);
+  given.set("lang", link.lang);
+  link.href = `?${given}`;
+}
+
 async function main() {
+  linkToLanguage();
   requestAnimationFrame(frame);
   let view = null;
   while (view === null) {
@@ -349,16 +369,16 @@ async function main() {
   page.live.seconds = view.history_seconds || Infinity;
   enableBursts(view, () => select(null));
   element("version").textContent = `Chairlift ${view.version}`;
-  element("viewer").textContent = view.is_admin ? "" : `Key ${view.key}: requests of other keys are shown without their ids.`;
+  element("viewer").textContent = view.is_admin ? "" : translate("Key {key}: requests of other keys are shown without their ids.", { key: view.key });
   if (view.recorded_log) {
     page.isRecorded = true;
     await openLog(view.recorded_log, await request("v1/page/log"));
     selectWanted(true);
     return;
   }
-  showChoice("model", view.models, []);
+  showChoice("model", view.models, ["lang"]);
   element("model").hidden = view.models.length > 1;
-  showChoice("replica", view.replicas, ["model"]);
+  showChoice("replica", view.replicas, ["lang", "model"]);
   let problem = "";
   readForever(`v1/page/events${modelQuery()}`, {
     message: receive,

@@ -2,6 +2,7 @@
 
 import { ApiError, modelQuery, postAndFollow } from "./api.js";
 import { formatCount, plural } from "./format.js";
+import { translate } from "./language.js";
 
 /** Each running burst has a connection, and browsers open six to a server. */
 const MAX_BURSTS = 3;
@@ -18,10 +19,10 @@ export function enableBursts(view, onSent) {
   let numRunning = 0;
 
   async function send() {
-    if (numRunning === MAX_BURSTS) return `${MAX_BURSTS} bursts are running: wait until one has ended.`;
+    if (numRunning === MAX_BURSTS) return translate("{count} bursts are running: wait until one has ended.", { count: MAX_BURSTS });
     const body = {};
     for (const input of form.querySelectorAll("input")) if (input.value) body[input.name] = Number(input.value);
-    status.textContent = "Sending …";
+    status.textContent = translate("Sending …");
     try {
       const { requests } = await postAndFollow(`v1/page/burst${modelQuery()}`, body, () => (numRunning -= 1));
       numRunning += 1;
@@ -57,15 +58,19 @@ function describeBurst(requests) {
   const range = (name) => {
     const counts = requests.map((each) => each[name]);
     const [low, high] = [Math.min(...counts), Math.max(...counts)];
-    return low === high ? formatCount(low) : `${formatCount(low)} to ${formatCount(high)}`;
+    return low === high ? formatCount(low) : translate("{low} to {high}", { low: formatCount(low), high: formatCount(high) });
   };
-  return (
-    `${plural(requests.length, "request")} sent: prompts of ${range("num_prompt_tokens")} tokens, answers of ` +
-    `${range("num_output_tokens")}, max_tokens ${range("max_tokens")}.`
-  );
+  return translate("{requests} sent: prompts of {prompts} tokens, answers of {answers}, max_tokens {limits}.", {
+    requests: plural(requests.length, "request"),
+    prompts: range("num_prompt_tokens"),
+    answers: range("num_output_tokens"),
+    limits: range("max_tokens"),
+  });
 }
 
 function controlNote(view) {
-  if (view.recorded_log) return "A recorded log cannot be loaded with requests.";
-  return "Bursts are off, because the server has API keys or is reachable from other machines. Start it with --page-control to send them.";
+  if (view.recorded_log) return translate("A recorded log cannot be loaded with requests.");
+  return translate(
+    "Bursts are off, because the server has API keys or is reachable from other machines. Start it with --page-control to send them.",
+  );
 }

@@ -2,6 +2,7 @@
 
 import { color, describeCanvas, ownerColor, prepare, showTooltip } from "./canvas.js";
 import { formatCount, formatPercent, isForeign, plural, shortId } from "./format.js";
+import { translate } from "./language.js";
 
 const MAX_HEIGHT = 240;
 const MAX_CELL = 16;
@@ -58,7 +59,7 @@ export class MemoryMapView {
     });
     context.globalAlpha = 1;
     this.#drawCursor(context);
-    describeCanvas(this.canvas, state.started ? useText(memoryUse(state, held)) : "No engine yet.");
+    describeCanvas(this.canvas, state.started ? useText(memoryUse(state, held)) : translate("No engine yet."));
   }
 
   #drawBlock(context, block, x, y, size, by) {
@@ -188,12 +189,20 @@ function drawPattern(context, kind, x, y, width, height) {
 /** The content of a block in lines. */
 function describeBlock(block) {
   const names = block.owners.slice(0, 4).map((owner) => shortId(owner.id));
-  const more = block.owners.length > 4 ? [`and ${block.owners.length - 4} more`] : [];
-  const kind = block.owners.length > 1 ? `shared by ${block.owners.length} requests` : "held by one request";
-  const unheld = block.isCached ? "free, holds a cached prefix" : "free";
-  const lost = block.roundedFor ? `lost to rounding for ${shortId(block.roundedFor.id)}` : `${unheld}, but not enough for the first waiting request`;
-  const text = block.owners.length ? kind : block.isExternal ? `${lost} (external fragmentation)` : unheld;
-  return [`block ${formatCount(block.id)}: ${text}`, ...names, ...more];
+  const more = block.owners.length > 4 ? [translate("and {count} more", { count: block.owners.length - 4 })] : [];
+  const text = block.owners.length ? heldText(block.owners.length) : unheldText(block);
+  return [translate("block {id}: {text}", { id: formatCount(block.id), text }), ...names, ...more];
+}
+
+function heldText(count) {
+  return count > 1 ? translate("shared by {count} requests", { count }) : translate("held by one request");
+}
+
+function unheldText({ isCached, isExternal, roundedFor }) {
+  const text = translate(isCached ? "free, holds a cached prefix" : "free");
+  if (!isExternal) return text;
+  if (!roundedFor) return translate("{text}, but not enough for the first waiting request (external fragmentation)", { text });
+  return translate("lost to rounding for {request} (external fragmentation)", { request: shortId(roundedFor.id) });
 }
 
 /** The id of the request that a click on a block selects. */
@@ -272,10 +281,10 @@ export function memoryUse(state, held = heldBlocks(state)) {
 /** The use of the pool in words. */
 export function useText({ total, held, rounding, unusable, free }) {
   const share = total ? ` (${formatPercent(held / total)})` : "";
-  const parts = [`${plural(held, "block")} of ${formatCount(total)} in use${share}`];
-  if (rounding) parts.push(`${formatCount(rounding)} lost to rounding (external)`);
-  if (unusable) parts.push(`${formatCount(unusable)} not enough for the first waiting request (external)`);
-  return `${parts.join(", ")}, ${formatCount(free)} free`;
+  const parts = [translate("{blocks} of {total} in use{share}", { blocks: plural(held, "block"), total: formatCount(total), share })];
+  if (rounding) parts.push(translate("{count} lost to rounding (external)", { count: formatCount(rounding) }));
+  if (unusable) parts.push(translate("{count} not enough for the first waiting request (external)", { count: formatCount(unusable) }));
+  return [...parts, translate("{count} free", { count: formatCount(free) })].join(translate(", "));
 }
 
 /** Whether free blocks are external fragmentation: the first request of the queue waits for memory. */

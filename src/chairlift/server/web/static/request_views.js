@@ -1,7 +1,7 @@
 /** The queue, the batch and the selected request as tables and text. */
 
-import { ApiError, request } from "./api.js";
-import { formatCount, formatSeconds, isForeign, plural, shortId, waitsByReason } from "./format.js";
+import { formatCount, formatSeconds, isForeign, plural, shortId } from "./format.js";
+import { translate } from "./language.js";
 import { queueByReason, requestFacts } from "./request_facts.js";
 
 const MAX_ROWS = 100;
@@ -9,9 +9,13 @@ const MAX_ROWS = 100;
 /** Fill the table of the queue: for each reason a heading with the number of its requests, and the requests. */
 export function drawQueue(body, state, selected, onSelect) {
   const groups = queueByReason(state);
-  const rows = groups.flatMap(({ text, longest, entries }, index) => [
-    [`reason-${index}`, `${text}: ${plural(entries.length, "request")}, for up to ${formatSeconds(longest)}`],
-    ...entries.filter(([place]) => place <= MAX_ROWS).map(([place, entry]) =>
+  const heading = ({ text, longest, entries }) => {
+    const values = { text, requests: plural(entries.length, "request"), seconds: formatSeconds(longest) };
+    return translate("{text}: {requests}, for up to {seconds}", values);
+  };
+  const rows = groups.flatMap((group, index) => [
+    [`reason-${index}`, heading(group)],
+    ...group.entries.filter(([place]) => place <= MAX_ROWS).map(([place, entry]) =>
       [entry.id, [
         String(place),
         idCell(entry),
@@ -21,7 +25,7 @@ export function drawQueue(body, state, selected, onSelect) {
     ),
   ]);
   const numWaiting = groups.reduce((sum, { entries }) => sum + entries.length, 0);
-  fill(body, rows, selected, onSelect, note(Math.min(numWaiting, MAX_ROWS), numWaiting, "No request is waiting."));
+  fill(body, rows, selected, onSelect, note(Math.min(numWaiting, MAX_ROWS), numWaiting, translate("No request is waiting.")));
 }
 
 /** Fill the table of the batch. */
@@ -36,16 +40,16 @@ export function drawBatch(body, state, selected, onSelect) {
       formatCount(entry.blocks.length),
     ]],
   );
-  fill(body, rows, selected, onSelect, note(rows.length, running.length, "No request is running."));
+  fill(body, rows, selected, onSelect, note(rows.length, running.length, translate("No request is running.")));
 }
 
 function idCell(entry) {
-  return isForeign(entry.id) ? "another key" : shortId(entry.id);
+  return isForeign(entry.id) ? translate("another key") : shortId(entry.id);
 }
 
 function note(numShown, count, emptyText) {
   if (!count) return emptyText;
-  return count > numShown ? `and ${formatCount(count - numShown)} more` : "";
+  return count > numShown ? translate("and {count} more", { count: formatCount(count - numShown) }) : "";
 }
 
 /**
@@ -110,35 +114,11 @@ function setText(element, text) {
 
 /** Show the facts of the selected request, which is undefined at times when it is not known. */
 export function drawSelected(list, entry, state) {
-  const facts = entry ? requestFacts(entry, state) : [["State", "not known at the shown time"]];
+  const facts = entry ? requestFacts(entry, state) : [[translate("State"), translate("not known at the shown time")]];
   facts.forEach(([name, text], index) => {
     if (!list.children[2 * index]) list.append(document.createElement("dt"), document.createElement("dd"));
     setText(list.children[2 * index], name);
     setText(list.children[2 * index + 1], text);
   });
   while (list.children.length > 2 * facts.length) list.lastChild.remove();
-}
-
-/**
- * The server's explanation of a request: its waits, and the changes that would have admitted it.
- *
- * @param {string} id
- * @returns {Promise<string[]>} sentences
- */
-export async function explain(id) {
-  const call = id.replace(/~[^~]*$/, "");
-  try {
-    const response = await request(`v1/requests/${encodeURIComponent(call)}/explain`);
-    const { sequences } = await response.json();
-    const sequence = sequences.find((entry) => entry.id === id) ?? sequences[0];
-    const expected =
-      sequence.expected_wait === null
-        ? []
-        : [`Position ${sequence.position + 1} in the queue, expected to start in ${formatSeconds(sequence.expected_wait)}.`];
-    const slo = sequence.slo ? [`SLO: ${sequence.slo.text}.`] : [];
-    return [...expected, ...slo, ...waitsByReason(sequence.waits), ...sequence.would_admit.map((change) => change.text)];
-  } catch (error) {
-    if (error instanceof ApiError) return [error.message];
-    throw error;
-  }
 }

@@ -1,6 +1,7 @@
 /** The events of a run with keyframes, so that the state at any time of it can be computed. */
 
 import { EngineState } from "./engine_state.js";
+import { translate } from "./language.js";
 
 const KEYFRAME_EVENTS = 400;
 const MAX_KEYFRAMES = 200;
@@ -193,7 +194,8 @@ export function runOfLog(text) {
     try {
       run.add(event);
     } catch {
-      throw new Error(`Event ${index + 1} (${event.type}) does not have the fields of this version's events.`);
+      const values = { number: index + 1, type: event.type };
+      throw new Error(translate("Event {number} ({type}) does not have the fields of this version's events.", values));
     }
   }
   return run;
@@ -209,11 +211,13 @@ function parseLog(text) {
     } catch {
       // reported below
     }
-    if (typeof event?.type !== "string") throw new Error(`Line ${index + 1} is not an event of an event log.`);
+    if (typeof event?.type !== "string") {
+      throw new Error(translate("Line {number} is not an event of an event log.", { number: index + 1 }));
+    }
     events.push(event);
   }
   if (events[0]?.type !== "engine_started") {
-    throw new Error("The file is not an event log: its first event must be engine_started.");
+    throw new Error(translate("The file is not an event log: its first event must be engine_started."));
   }
   return events;
 }
