@@ -47,11 +47,12 @@ class SeatChart {
       return make("div", { className: "track" }, cover);
     });
     const first = replay.after(1);
+    const padding = translate(WORDS.padding).replace(/（.*）/, "");  // The legend has the term in brackets too.
     this.bars = staysOf(replay, numSteps).map((stay) => {
       const length = stay.last + 1 - stay.first;
       const name = numberOf(first.requests.get(stay.id));
       const parts = stay.parts.map(({ kind, length }) => {
-        const textContent = kind === "idle" && length > 0.1 * numSteps ? translate(WORDS.padding) : "";
+        const textContent = kind === "idle" && length > 0.1 * numSteps ? padding : "";
         const element = make("span", { className: `part ${kind}`, textContent });
         element.style.flexGrow = length;
         return element;

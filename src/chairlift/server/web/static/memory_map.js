@@ -280,7 +280,7 @@ export function memoryUse(state, held = heldBlocks(state)) {
 
 /** The use of the pool in words. */
 export function useText({ total, held, rounding, unusable, free }) {
-  const share = total ? ` (${formatPercent(held / total)})` : "";
+  const share = total ? translate(" ({share})", { share: formatPercent(held / total) }) : "";
   const parts = [translate("{blocks} of {total} in use{share}", { blocks: plural(held, "block"), total: formatCount(total), share })];
   if (rounding) parts.push(translate("{count} lost to rounding (external)", { count: formatCount(rounding) }));
   if (unusable) parts.push(translate("{count} not enough for the first waiting request (external)", { count: formatCount(unusable) }));

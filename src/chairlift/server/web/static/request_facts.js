@@ -90,7 +90,7 @@ export function requestFacts(entry, state) {
   const prompt = { tokens: plural(entry.prompt, "token"), cached: formatCount(entry.cachedTokens) };
   const output = { count: formatCount(entry.output), tokens: plural(entry.outputLen ?? entry.maxTokens, "token") };
   const facts = [
-    ["State", entry.finishReason ? `${name} (${entry.finishReason})` : name],
+    ["State", entry.finishReason ? translate("{state} ({reason})", { state: name, reason: entry.finishReason }) : name],
     ["Prompt", translate("{tokens}, {cached} from the prefix cache", prompt)],
     ["Output", translate("{count} of at most {tokens}", output)],
     ["Queue", formatSeconds(wait ?? (entry.state === "waiting" ? state.time - entry.arrival : null))],
