@@ -8,6 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from chairlift.errors import ConfigError
+from chairlift.server.web.page_language import Language
 from chairlift.server.web.recorded_log import page_app, recorded_log_app
 from support.recorded_logs import recorded_log
 
@@ -24,6 +25,13 @@ def test_the_page_shows_the_log(log: Path) -> None:
     assert view["recorded_log"] == "run.jsonl"
     assert not view["control"]
     assert client.get("/v1/page/log").text == log.read_text()
+
+
+@pytest.mark.parametrize(("lang", "head"), [(None, "<html lang="), ("zh-TW", '<html data-lang="zh-TW" lang=')])
+def test_the_page_names_the_language_of_the_command(log: Path, lang: Language | None, head: str) -> None:
+    page = TestClient(recorded_log_app(log, lang=lang), base_url="http://127.0.0.1").get("/")
+    assert head in page.text
+    assert "script-src 'self'" in page.headers["content-security-policy"]
 
 
 def test_other_hosts_are_rejected(log: Path) -> None:

@@ -20,7 +20,7 @@ export const CAUSES = {
  * The waits of a request, and the changes that would have admitted it.
  *
  * @param {string} id
- * @param {object} started the event with the engine's configuration
+ * @param {object|null} started the event with the engine's configuration, without which the sentences are in English
  * @returns {Promise<string[]>} sentences
  */
 export async function explain(id, started) {
@@ -38,7 +38,7 @@ export async function explain(id, started) {
 
 /** The sentences of one sequence. */
 export function sentences({ position, expected_wait: wait, slo, waits, would_admit: changes, state }, started) {
-  const isEnglish = LANGUAGE === "en";
+  const isEnglish = LANGUAGE === "en" || !started;
   const place = { position: position + 1, seconds: formatSeconds(wait) };
   return [
     ...(wait === null ? [] : [translate("Position {position} in the queue, expected to start in {seconds}.", place)]),
