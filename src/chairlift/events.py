@@ -39,7 +39,7 @@ class EngineStarted:
         num_checkpoints, checkpoint_interval: the number of recurrent states that can be kept for prefixes, and the
             tokens between two of them in a long sequence.
         num_swap_blocks: the number of blocks of the swap space; 0 if preempted requests are recomputed.
-        step_time: the fields of the `StepTime` that limits chunks of prompts; None if there is none.
+        step_time: the fields of the first `StepTime`, which limits chunks of prompts; None if there is none.
         speculative_config: the fields of the `SpeculativeConfig`; None without speculative decoding.
         row_time: measured seconds of a step as pairs of rows and seconds (see `RowTime`); None if they were not
             measured.
@@ -297,8 +297,24 @@ class PrefixCacheChanged:
     removed: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class StepTimeChanged:
+    """The estimated time of steps has become shorter, because steps took less time than estimated.
+
+    Attributes:
+        step: the first step that is planned with the new estimate.
+        step_time: its fields, as in `EngineStarted`.
+    """
+
+    type: ClassVar[str] = "step_time_changed"
+    time: float
+    step: int
+    step_time: Mapping[str, float]
+
+
 RequestEvent = RequestArrived | RequestQueued | RequestRejected | RequestWaiting | RequestFinished
-Event = EngineStarted | RequestEvent | Step | PrefixCacheChanged
+EngineEvent = EngineStarted | StepTimeChanged
+Event = EngineEvent | RequestEvent | Step | PrefixCacheChanged
 DroppableEvent = Step | RequestWaiting
 """Events that may be dropped for a slow listener. The other events determine which requests exist, and there are only a
 few for each request."""

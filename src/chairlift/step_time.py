@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Final
 
@@ -29,6 +29,11 @@ class StepTime:
     per_pair: float
     decode_target: float
     prefill_target: float
+
+    def scaled(self, factor: float) -> StepTime:
+        """The estimate for a machine on which each step takes `factor` of this time, with the same limits."""
+        parts = {name: factor * getattr(self, name) for name in ("fixed", "per_token", "per_pair")}
+        return replace(self, **parts)
 
     def chunk_seconds(self, start: int, num_tokens: int) -> float:
         """The seconds of `num_tokens` tokens of one request, the first of them at position `start`."""

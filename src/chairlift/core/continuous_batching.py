@@ -200,7 +200,7 @@ class ContinuousBatching(RunningBatch):
     def fill(self, plan: NextStep) -> None:
         if (head := self.waiting.displacing_head(self.running, self._kv, self._config.max_num_seqs)) is not None:
             self.preempt_last(plan, displacing=head)
-        chunks = ChunkAllowance(self._config.step_time, self.running, self.waiting.keeps_tpot)
+        chunks = ChunkAllowance(self.waiting.step_time, self.running, self.waiting.keeps_tpot)
         budget, has_preempted = self._schedule_running(plan, chunks)
         self._schedule_waiting(plan, budget, chunks, may_admit=not has_preempted)
 

@@ -23,6 +23,7 @@ from chairlift.core.kv.uncached_prefixes import LeaderPrefixes, NoPrefixes
 from chairlift.core.measuring.scheduler_meter import SchedulerMeter
 from chairlift.core.pooling import PoolingScheduler
 from chairlift.core.scheduler import Scheduler
+from chairlift.core.step_time_correction import StepTimeCorrection
 from chairlift.errors import ConfigError
 from chairlift.events import EventSink
 from chairlift.policy_class import is_class_name, is_fair, is_paged, kv_class
@@ -33,11 +34,11 @@ def make_scheduler(
 ) -> Scheduler:
     """Create a scheduler for what the model computes, with the batching policy that `config.batching` names."""
     meter = SchedulerMeter(kv_cache_manager, events, is_fair=is_fair(config.scheduling_policy))
-    if config.is_pooling:
-        return PoolingScheduler(config, kv_cache_manager, meter)
-    if config.batching == "static":
-        return StaticScheduler(config, kv_cache_manager, meter)
-    return Scheduler(config, kv_cache_manager, meter)
+    chosen = StaticScheduler if config.batching == "static" else Scheduler
+    scheduler = (PoolingScheduler if config.is_pooling else chosen)(config, kv_cache_manager, meter)
+    if config.step_time is not None:
+        meter.correction = StepTimeCorrection(config.step_time, scheduler.queue.set_step_time)
+    return scheduler
 
 
 @dataclass(frozen=True, slots=True)

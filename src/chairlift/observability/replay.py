@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain, repeat
 from typing import Final
 
@@ -14,6 +15,7 @@ from chairlift.events import (
     RequestRejected,
     RequestWaiting,
     Step,
+    StepTimeChanged,
 )
 from chairlift.observability.step_cost import seconds_of_step
 from chairlift.observability.tracked_request import TrackedRequest, Wait
@@ -50,7 +52,7 @@ class Replay:
     Events about unknown requests are ignored. Steps may be missing, as their events are dropped for slow listeners.
 
     Attributes:
-        started: the configuration of the engine; None before its first event.
+        started: the configuration of the engine, with the latest `step_time`; None before its first event.
         last_step: None before the first one.
         next_step: the number of the step after the last one.
         step_seconds: the seconds that the last step took.
@@ -100,6 +102,8 @@ class Replay:
             self._reject(event)
         elif isinstance(event, EngineStarted):
             self._restart(event)
+        elif isinstance(event, StepTimeChanged) and self.started is not None:
+            self.started = replace(self.started, step_time=event.step_time)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -112,8 +116,7 @@ class Replay:
 
     def end(self, time: float) -> None:
         """Record the end of the engine, whose unfinished requests are lost."""
-        if self.unfinished:
-            self._lost_ids = set(self.unfinished)
+        self._lost_ids = set(self.unfinished) or self._lost_ids
         lost = list(self.unfinished.values())
         for request in lost:
             request.lose(time, self.next_step)
@@ -132,8 +135,7 @@ class Replay:
             leader.num_siblings += 1
 
     def _record_waiting(self, event: RequestWaiting) -> None:
-        request = self.unfinished.get(event.request_id)
-        if request is None:
+        if (request := self.unfinished.get(event.request_id)) is None:
             return
         if event.reason == SIBLING_PREFILL:
             request.waits[-1].queued_step = None
@@ -147,8 +149,7 @@ class Replay:
             reader.on_end(request)
 
     def _finish(self, event: RequestFinished) -> None:
-        request = self.unfinished.get(event.request_id)
-        if request is None:
+        if (request := self.unfinished.get(event.request_id)) is None:
             return
         request.finish(event)
         # Old logs have no numbers of steps in their ends: such a request leaves after the step that follows.
@@ -224,9 +225,8 @@ class Replay:
     def _admit_unseen(self, step: Step) -> None:
         """Admit the requests of this step that were admitted by a step whose event was dropped."""
         for request_id in step.request_ids:
-            if request_id in self.batch or request_id in step.admitted:
-                continue
-            if (request := self._find(request_id, step)) is not None:
+            is_admitted = request_id in self.batch or request_id in step.admitted
+            if not is_admitted and (request := self._find(request_id, step)) is not None:
                 request.admit(step.step, step.scheduled_time, 0)
                 self.batch[request_id] = request
 

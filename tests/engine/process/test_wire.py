@@ -54,6 +54,7 @@ def make_event(event_type: type[Event]) -> Event:
         "bool": True,
         "list[str]": ["a"],
         "list[int]": [1, 2],
+        "Mapping[str, float]": {"fixed": 0.5},
     }
     fields = [f for f in dataclasses.fields(event_type) if f.default is f.default_factory is dataclasses.MISSING]
     return event_type(**{f.name: values[str(f.type)] for f in fields})

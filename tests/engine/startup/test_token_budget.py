@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chairlift import LLM, EngineConfig, SamplingParams
+from chairlift.clock import VirtualClock
 from chairlift.config import DEFAULT_MAX_NUM_BATCHED_TOKENS
+from chairlift.core.engine_core import Executor
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.engine.startup.token_budget import (
@@ -33,16 +36,19 @@ from chairlift.engine.startup.token_budget import (
     measure_steps,
 )
 from chairlift.errors import ConfigError
-from chairlift.events import EngineStarted, EventList, from_json
+from chairlift.events import EngineStarted, EventList, Step, StepTimeChanged, from_json
 from chairlift.lab.bench.simulation import sim_config_from_recording
 from chairlift.lab.planning.planned_workload import PlannedWorkload
 from chairlift.lab.planning.planner import PlannedModel, make_plan
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.loading.resolve import resolve_model
 from chairlift.observability.event_log import encode_event
+from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
 from chairlift.speculative_config import SpeculativeConfig
 from chairlift.step_time import StepTime
+from support.fakes import make_request
 from support.native import needs_native
+from support.tiny_engine import tiny_options
 
 
 def linear(fixed: float, per_token: float, per_pair: float = 0.0) -> SecondsOf:
@@ -190,6 +196,50 @@ def test_engines_over_one_model_measure_once(
     times = {build_engine(config, loaded=loaded).facts.scheduler_config.step_time for _ in range(3)}
     assert len(times) == 1
     assert [num_tokens for num_tokens, _context in probed] == [8, 8, 32, 32] * 2
+
+
+class FasterExecutor:
+    """Advances a clock by a twentieth of the times of the simulated machine."""
+
+    def __init__(self, executor: Executor, clock: VirtualClock) -> None:
+        self._executor, self._clock = executor, clock
+
+    def submit(self, output: SchedulerOutput) -> Any:
+        self._clock.advance(linear(0.01, 0.00125)(sum(output.num_scheduled_tokens.values()), 0) / 20)
+        return self._executor.submit(output)
+
+    def result(self, handle: Any) -> ModelRunnerOutput:
+        return self._executor.result(handle)
+
+
+@needs_native
+def test_an_engine_that_starts_slowly_computes_more_tokens_in_a_step_when_its_steps_are_fast(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ChunkTimer, "seconds_of", lambda _self, n, context: linear(0.1, 0.0125)(n, context))
+    clock, events = VirtualClock(), EventList()
+    config = EngineConfig(**tiny_options(tmp_path, num_kv_blocks=128))
+    engine = build_engine(
+        config, clock=clock, events=events, around_executor=lambda executor: FasterExecutor(executor, clock)
+    )
+    largest = []
+    with caplog.at_level(logging.INFO, logger="chairlift"):
+        for number in range(8):
+            start = len(events.events)
+            engine.core.add(make_request(f"r{number}", [number, *range(200), *range(200)], max_tokens=2))
+            while engine.core.has_work:
+                engine.core.step()
+            clock.advance(30.0)
+            steps = [event for event in events.events[start:] if isinstance(event, Step)]
+            largest.append(max(sum(step.num_scheduled) for step in steps))
+    changes = [event for event in events.events if isinstance(event, StepTimeChanged)]
+    assert len(changes) == 2
+    assert all(later.time - earlier.time >= 60.0 for earlier, later in pairwise(changes))
+    assert largest[0] == 64, "0.1 s + 64 * 0.0125 s are less than a second"
+    assert largest[-1] == 401, "the whole prompt"
+    lines = [line for line in caplog.messages if line.startswith("steps are faster than estimated: ")]
+    assert len(lines) == len(changes)
+    assert "chunks of a prompt have up to" in lines[0]
 
 
 @needs_native

@@ -13,6 +13,7 @@ from chairlift.core.measuring.accounting import num_written_slots, slot_usage
 from chairlift.core.measuring.request_meter import RequestMeter
 from chairlift.core.measuring.scheduler_observer import SchedulerObserver
 from chairlift.core.measuring.wait_log import WaitLog
+from chairlift.core.step_time_correction import StepTimeCorrection
 from chairlift.errors import RequestError
 from chairlift.events import (
     EventSink,
@@ -22,6 +23,7 @@ from chairlift.events import (
     RequestQueued,
     RequestRejected,
     Step,
+    StepTimeChanged,
 )
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
 from chairlift.request import Request, RequestStatus, WaitReason
@@ -50,6 +52,7 @@ class SchedulerMeter(SchedulerObserver):
             still waits then.
         preempted: ids of requests whose preemption the next planned step reports; swapped: those of them whose K and V
             are in the swap space.
+        correction: shortens the estimated time of steps; None if there is no estimate.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class SchedulerMeter(SchedulerObserver):
         self._recomputing: dict[str, Request] = {}
         self._steps: deque[tuple[SchedulerOutput, dict[str, list[int]], dict[str, Any]]] = deque()
         self.blocked: tuple[Request, WaitReason] | None = None
+        self.correction: StepTimeCorrection | None = None
         self.preempted: list[str] = []
         self.swapped: list[str] = []
 
@@ -179,6 +183,8 @@ class SchedulerMeter(SchedulerObserver):
         num_groups, counts = self._num_groups, output.num_scheduled_tokens.values()
         for request, count in zip(requests, counts):  # noqa: B905
             request.meter.write_moment += count * num_groups * now
+        if self.correction is not None:
+            self.correction.record_step(requests, counts, now)
         for request_id, count in output.num_padding_tokens.items():
             self._running[request_id].meter.num_padding_tokens += count
         num_recomputed = self._count_recomputed(output) if self._recomputing else 0
@@ -244,6 +250,9 @@ class SchedulerMeter(SchedulerObserver):
             changes = self._kv.index_changes
             if changes is not None and (taken := changes.take()) is not None:
                 self._events.emit(PrefixCacheChanged(now, *taken))
+        shorter = None if self.correction is None else self.correction.record_result(now)
+        if shorter is not None and self._events is not None:
+            self._events.emit(StepTimeChanged(now, self._waits.num_steps, asdict(shorter)))
 
     def record_finish(self, request: Request, now: float) -> None:
         self._num_unfinished -= 1

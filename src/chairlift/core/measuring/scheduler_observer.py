@@ -11,7 +11,7 @@ from chairlift.request import Request, WaitReason
 
 
 class SchedulerObserver:
-    """Receives what happens to requests and steps, and has no influence on a decision."""
+    """Receives what happens to requests and steps, and influences no decision but the estimated time of steps."""
 
     def record_rejection(self, request: Request, error: RequestError) -> None:
         """A request cannot be served."""

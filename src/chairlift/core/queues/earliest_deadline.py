@@ -42,7 +42,7 @@ class EarliestDeadlineQueue(RequestQueue):
         self, step_time: StepTime | None, max_num_batched_tokens: int, num_cached_tokens: Callable[[Request], int]
     ) -> None:
         super().__init__()
-        self._step_time = step_time
+        self.step_time = step_time
         self._max_num_batched_tokens = max_num_batched_tokens
         self._num_cached_tokens = num_cached_tokens
         self._now = -math.inf
@@ -108,7 +108,7 @@ class EarliestDeadlineQueue(RequestQueue):
         return False
 
     def _prompt_seconds(self, request: Request, num_cached: int) -> float:
-        if (time := self._step_time) is None:
+        if (time := self.step_time) is None:
             return 0.0
         num_tokens = request.num_prompt_tokens - num_cached
         num_steps = -(-num_tokens // self._max_num_batched_tokens)

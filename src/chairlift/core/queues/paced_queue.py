@@ -22,6 +22,7 @@ from typing import Final
 
 from chairlift.core.queues.request_queue import Key, RequestQueue
 from chairlift.request import Request
+from chairlift.step_time import StepTime
 
 PAUSE_SECONDS: Final = 4.0
 """A stream can be paused while its reader needs at least this time for the tokens that it has."""
@@ -127,6 +128,10 @@ class PacedQueue(RequestQueue):
 
     def record_accepted_drafts(self, request: Request, count: int) -> None:
         self._queue.record_accepted_drafts(request, count)
+
+    def set_step_time(self, step_time: StepTime | None) -> None:
+        super().set_step_time(step_time)
+        self._queue.set_step_time(step_time)
 
     def record_remote_service(self, service: Mapping[str, float]) -> None:
         self._queue.record_remote_service(service)

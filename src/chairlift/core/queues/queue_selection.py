@@ -45,4 +45,6 @@ def make_queue(config: SchedulerConfig, num_cached_tokens: Callable[[Request], i
     chosen = QUEUES.get(config.scheduling_policy) or queue_class(config.scheduling_policy)
     queue = chosen(*next(arguments[each] for each in chosen.__mro__ if each in arguments))
     speed = config.pacing_tokens_per_second
-    return queue if speed is None else PacedQueue(queue, speed)
+    queue = queue if speed is None else PacedQueue(queue, speed)
+    queue.set_step_time(config.step_time)
+    return queue

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.request import Request
+from chairlift.step_time import StepTime
 
 Key = tuple[float, int, int]
 """Position of a request in an order: smaller keys go first, and keys are unique."""
@@ -26,11 +27,13 @@ class RequestQueue:
         default_length_predictor: the length predictor of the configuration if it names none; a queue with another one
             than "none" needs predictions.
         keeps_tpot: the chunks of a step are also limited by the objectives of the time per output token.
+        step_time: the estimated time of a step, which limits chunks; None if there is none.
     """
 
     has_constant_keys = True
     is_fair = uses_priority = keeps_tpot = False
     default_length_predictor = "none"
+    step_time: StepTime | None = None
 
     def __init__(self) -> None:
         self._requests: deque[Request] = deque()
@@ -74,6 +77,10 @@ class RequestQueue:
 
     def begin_step(self, now: float) -> None:
         """Called before a step is planned, with the time in seconds of the engine's clock."""
+
+    def set_step_time(self, step_time: StepTime | None) -> None:
+        """Use an estimate from the next step on."""
+        self.step_time = step_time
 
     def displaces(self, head: Request, running: Request) -> bool:
         """Whether the head of the queue takes the seat of a running request, which is then preempted."""

@@ -19,6 +19,7 @@ from chairlift.engine.startup.encoder_engine import prepare_encoder
 from chairlift.engine.startup.loaded_model import LoadedDecoder, LoadedEncoder, LoadedModel, load_model
 from chairlift.engine.startup.pool_plan import beam_search_problem
 from chairlift.engine.startup.prepared_engine import PreparedEngine
+from chairlift.engine.startup.startup_log import StepTimeLog
 from chairlift.engine.startup.weight_plan import step_weight_bytes
 from chairlift.events import EngineStarted, EventBroadcaster, EventSink
 from chairlift.loading.resolve import model_root
@@ -102,7 +103,7 @@ def build_engine(
     log = None if config.event_log is None else EventFile(config.event_log)
     logs = [each for each in (log, recorder) if each is not None]
     sinks: list[EventSink] = [*logs, *(() if events is None else (events,))]
-    sink = EventBroadcaster(*sinks) if sinks else None
+    sink = EventBroadcaster(*sinks, StepTimeLog(prepared.limits)) if sinks else None
     started = _engine_started(config, loaded, prepared, clock.now())
     if sink is not None:
         sink.emit(started)

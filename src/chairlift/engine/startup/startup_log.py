@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from itertools import repeat
 from typing import Final
@@ -14,8 +15,12 @@ from chairlift.engine.startup.activation_plan import plan_activations
 from chairlift.engine.startup.loaded_model import LoadedDecoder
 from chairlift.engine.startup.pool_capacity import RequestLengths, compute_pool_capacity
 from chairlift.engine.startup.token_budget import describe_chunks, describe_rows
+from chairlift.events import Event, StepTimeChanged
 from chairlift.kernels.kernel_memory import total
+from chairlift.step_time import StepTime
 from chairlift.system.memory_amounts import format_memory
+
+logger = logging.getLogger("chairlift")
 
 TYPICAL: Final = RequestLengths(256, 256, 256)
 """The request whose number in the pool is logged at startup, in addition to requests of full length."""
@@ -59,6 +64,22 @@ def describe_decoder(
     if limits.draft_row_time is not None:
         lines.append(describe_rows("predictor" if draft is None else "draft model", limits.draft_row_time))
     return lines
+
+
+class StepTimeLog:
+    """An event sink that logs the sizes of chunks when the estimated time of steps has become shorter.
+
+    Args:
+        limits: the configuration of the scheduler.
+    """
+
+    def __init__(self, limits: SchedulerConfig) -> None:
+        self._limits = limits
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, StepTimeChanged):
+            limits = self._limits.max_num_batched_tokens, self._limits.max_model_len
+            logger.info("steps are faster than estimated: %s", describe_chunks(StepTime(**event.step_time), *limits))
 
 
 def _describe_pool(plan: KVCachePlan, limits: SchedulerConfig, budget: int | None) -> list[str]:

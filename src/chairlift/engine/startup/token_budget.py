@@ -107,8 +107,8 @@ def measure_steps(seconds_of: SecondsOf, longest: int) -> StepTime | None:
 def fastest_round(measure: Callable[[], StepTime | None]) -> StepTime | None:
     """Repeat a measurement until the two fastest results agree, at most MAX_ROUNDS times, and return the fastest one.
 
-    Other processes make steps slower, never faster, so a server that starts with its machine must not keep the times
-    of that moment. A warning says if no two rounds agree.
+    Other processes make steps slower, never faster. A warning says if no two rounds agree. `StepTimeCorrection` later
+    shortens times that are still too long.
     """
     rounds: list[StepTime] = []
     while len(rounds) < MAX_ROUNDS:
@@ -121,8 +121,8 @@ def fastest_round(measure: Callable[[], StepTime | None]) -> StepTime | None:
     else:
         logger.warning(
             "the measured times of steps differ between %d rounds (%.0f to %.0f ms for %d tokens; load average %.1f on "
-            "%d CPUs), so chunks of prompts may be smaller than this machine allows: stop other work and restart, or "
-            "set max_num_batched_tokens",
+            "%d CPUs), so chunks of prompts may be small until the engine has computed faster steps for a minute: stop "
+            "other work, or set max_num_batched_tokens",
             *(MAX_ROUNDS, seconds[0] * 1e3, seconds[-1] * 1e3, REFERENCE_TOKENS),
             *(os.getloadavg()[0], len(allowed_cpus())),
         )

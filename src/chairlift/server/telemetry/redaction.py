@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from chairlift.engine.explanation.explain import Viewer
-from chairlift.events import EngineStarted, Event, PrefixCacheChanged, RequestArrived, RequestRejected, Step
+from chairlift.events import EngineEvent, Event, PrefixCacheChanged, RequestArrived, RequestRejected, Step
 from chairlift.observability.tracker import RequestTracker
 
 MAX_KNOWN_IDS: Final = 8192
@@ -30,7 +30,7 @@ class Redactor:
 
     def redact(self, event: Event) -> Event | None:
         """The event for the viewer; None if the viewer may not see it at all."""
-        if self.viewer.is_admin or isinstance(event, EngineStarted):
+        if self.viewer.is_admin or isinstance(event, EngineEvent):
             return event
         if isinstance(event, Step):
             return self._step(event)
