@@ -15,7 +15,7 @@ from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import EngineRequest, Message, Prompt
 from chairlift.engine.output_processor import AnswerBuilder, EngineUpdate, OutputProcessor
 from chairlift.engine.process.client import EngineClient, EngineStatus
-from chairlift.engine.process.commands import Abort, AdapterResult, Add, LoadAdapter, UnloadAdapter
+from chairlift.engine.process.commands import Abort, AdapterResult, Add, LoadAdapter, ReopenFiles, UnloadAdapter
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import ConfigError, EngineDeadError, RequestError
 from chairlift.outputs import EngineCoreOutput, RequestOutput
@@ -383,6 +383,10 @@ class AsyncLLM:
         elif future is None and result.error is not None:
             self.engine.adapters.release(result.lora_id)
             logger.error("a LoRA adapter is lost with the engine that died: %s", result.error)
+
+    def reopen_files(self) -> None:
+        """Open the event log and the trace file again, such as after a rotation, between two steps."""
+        self._client.send(ReopenFiles())
 
     def stop(self, reason: str = "the engine was shut down") -> None:
         """Stop the engine after its current step, without waiting; call `close` or `aclose` afterwards.

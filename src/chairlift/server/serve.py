@@ -16,7 +16,6 @@ from chairlift.config import EngineConfig
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.memory_trimming import limit_arenas, trim_memory
 from chairlift.engine.process.client import EngineClient
-from chairlift.engine.process.commands import ReopenFiles
 from chairlift.engine.process.process_client import ProcessClient
 from chairlift.errors import ConfigError, EngineDeadError
 from chairlift.policy_class import is_fair
@@ -99,7 +98,7 @@ def run(
     app = create_models_app(
         manager, options, partial(_log_ready, url_of(options.host, listener, options.access.scheme), manager, started)
     )
-    reload = partial(reload_files, options, engine)
+    reload = partial(reload_files, options, manager)
     try:
         http_config = uvicorn_config(app, **http_options(options), log_config=None, access_log=False)
         server = DrainingServer(http_config, manager, app.state.admission, end_process_after, reload)
@@ -125,17 +124,17 @@ def http_options(options: ServeOptions) -> dict[str, Any]:
     }
 
 
-async def reload_files(options: ServeOptions, engine: EngineCluster | ProcessClient | None) -> None:
-    """Reopen the log files and read the API keys again, such as after SIGHUP, and log what was done.
-
-    Args:
-        engine: the engine of a server with one engine, the only one that writes files.
-    """
+async def reload_files(options: ServeOptions, manager: ModelManager) -> None:
+    """Reopen the log files of the loaded models and read the API keys again, such as after SIGHUP, and log what was
+    done."""
     opened: list[str] = []
-    paths = {"event_log": options.engine.event_log, "record_trace": options.engine.record_trace}
-    if isinstance(engine, ProcessClient) and any(paths.values()):
-        engine.send(ReopenFiles())
-        opened = [f"{name} (by the engine)" for name, path in paths.items() if path]
+    for model in manager.models:
+        is_on_demand = options.models.is_on_demand
+        config = model.spec.config if is_on_demand else options.engine
+        files = [name for name in ("event_log", "record_trace") if getattr(config, name) is not None]
+        if files and model.service is not None:
+            model.service.llm.reopen_files()
+            opened += [f"{name} (by the engine{f' of {model.name!r}' * is_on_demand})" for name in files]
     keys = await options.access.keys.reload()
     logger.info("SIGHUP: files reopened: %s; %s", ", ".join(opened) or "none", keys or "no API keys were read")
 
@@ -200,6 +199,14 @@ def server_config(config: EngineConfig, access: AccessOptions) -> EngineConfig:
             f"weight={weights[min(weights)]:g} of API key {min(weights)!r} needs scheduling_policy=fair or dlpm, got "
             f"{config.scheduling_policy}: set --scheduling-policy fair or dlpm, or remove the weights of keys"
         )
+    if weights and config.tenant_weights:
+        raise ConfigError(
+            f"tenant_weights cannot be combined with the weights of API keys, such as {weights[min(weights)]:g} of "
+            f"{min(weights)!r}: remove tenant_weights, or the weights of keys"
+        )
+    if unknown := ", ".join(sorted(set(config.tenant_weights or ()) - set(access.keys.by_tenant))):
+        known = ", ".join(sorted(access.keys.by_tenant)) or "none"
+        logger.info("tenant_weights of %s: no effect until API keys have these names (now: %s)", unknown, known)
     return replace(config, tenant_weights=weights) if weights else config
 
 

@@ -113,6 +113,10 @@ class ServeOptions:
             raise ConfigError("allow_other_users has no effect without replicas: remove it")
         if self.limits.share_prefix_cache and not self.access.keys:
             raise ConfigError("share_prefix_cache has no effect without API keys, whose requests it is for: remove it")
+        if self.limits.share_prefix_cache and not (self.models.is_on_demand or self.engine.has_prefix_cache):
+            raise ConfigError(
+                "share_prefix_cache needs the prefix cache: remove it, or set kv=paged and enable_prefix_caching"
+            )
         if self.models.only_model is not None:
             object.__setattr__(self, "engine", replace(self.engine, model=self.models.only_model))
         if self.engine.lora_modules and not self.models.is_on_demand:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,10 @@ from chairlift.server.application import create_models_app
 from chairlift.server.models import engine_loader, model_manager
 from chairlift.server.models.engine_loader import EngineLoader
 from chairlift.server.models.model_manager import ModelManager
-from chairlift.server.models.model_options import ModelSpec
+from chairlift.server.models.model_options import ModelOptions, ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
+from chairlift.server.serve import reload_files
+from chairlift.server.serve_options import ServeOptions
 from chairlift.system.memory_amounts import parse_memory
 from support.byte_tokenizer import write_byte_tokenizer
 from support.pooling_models import TEXTS, write_pooling_model
@@ -136,6 +139,23 @@ def test_each_call_is_answered_by_the_model_that_it_names(server: ModelsServer) 
         llm = LLM(model=str(server.folders[name]), num_kv_blocks=40, num_threads=1)
         assert llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=8))[0].outputs[0].text == text
     assert server.states() == {"a": "loaded", "b": "loaded"}
+
+
+def test_the_event_log_of_each_loaded_model_is_reopened(
+    folders: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logs = {name: tmp_path / f"{name}.jsonl" for name in "ab"}
+    specs = specs_of({name: folders[name] for name in "ab"})
+    specs = [replace(spec, config=replace(spec.config, event_log=logs[spec.name])) for spec in specs]
+    options = ServeOptions(models=ModelOptions(keep_alive=60.0))
+    with run_models(specs, folders) as server, caplog.at_level(logging.INFO, "chairlift"):
+        assert server.complete("a").status_code == 200
+        rotated = logs["a"].rename(tmp_path / "a.1")
+        asyncio.run(reload_files(options, server.manager))
+        assert server.complete("a").status_code == 200
+    assert "SIGHUP: files reopened: event_log (by the engine of 'a'); no API keys were read" in caplog.messages
+    assert [path.read_text().count("request_finished") for path in (rotated, logs["a"])] == [1, 1]
+    assert not logs["b"].exists(), "the model was not loaded"
 
 
 def test_a_large_body_is_prepared_with_the_tokenizer_of_its_model(server: ModelsServer) -> None:

@@ -45,6 +45,8 @@ class ModelService:
     def __init__(self, llm: AsyncLLM, api: ApiOptions) -> None:
         self.llm = llm
         self.planner = ModelPlanner(llm.engine, api)
+        if llm.engine.facts.pooling is not None:
+            api.log_unused(llm.engine.facts.model_name)
         self._threads = TenantThreads(NUM_THREADS, "preparation", TENANT_THREADS)
 
     @property

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from chairlift.errors import ConfigError
 from chairlift.options import check_options, option
 from chairlift.server.tools.answer_formats import REASONING_FORMATS, TOOL_CALL_FORMATS
 from chairlift.system.input_files import read_text
+
+logger = logging.getLogger("chairlift")
+
+TEXT_OPTIONS: Final = ("tool_call_parser", "reasoning_parser", "clamp_max_tokens", "sse_ping_interval")
+"""Options without an effect on models that compute vectors or scores."""
 
 
 def read_template(file: str, name: str) -> str:
@@ -63,3 +69,9 @@ class ApiOptions:
         check_options(self)
         if self.sse_ping_interval <= 0 and self.sse_ping_interval != -1:
             raise ConfigError(f"sse_ping_interval must be above 0, or -1 for none, got {self.sse_ping_interval:g}")
+
+    def log_unused(self, model: str) -> None:
+        """Log the options that were given and have no effect on a model that computes vectors or scores."""
+        defaults, own = ApiOptions(), {name: getattr(self, name) for name in TEXT_OPTIONS}
+        if given := [f"{name}={value}" for name, value in own.items() if value != getattr(defaults, name)]:
+            logger.info("%s: no effect on model %r, which generates no text", ", ".join(given), model)
