@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from chairlift.config import EngineConfig
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import LoadedDecoder, load_model
-from chairlift.engine.startup.required_memory import PROCESS_BYTES, plan_required_memory
+from chairlift.engine.startup.required_memory import PROCESS_BYTES, SERVER_PROCESSES_BYTES, plan_required_memory
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.loading.gguf_file import GGUFFile
 from support.parameter_memory import parameter_bytes
@@ -101,3 +102,13 @@ def test_an_encoder_does_not_get_the_options_of_all_models_that_it_lacks(tmp_pat
     build_engine(config)
     with pytest.raises(ConfigError, match="max_loras has no use for 'bert', an encoder: remove it"):
         plan_required_memory(replace(given, max_loras=2), 1 << 30, common)
+
+
+def test_guides_have_the_planned_memory_of_processes() -> None:
+    guides = Path(__file__).parents[3] / "docs" / "guide"
+    engine, server = PROCESS_BYTES >> 20, SERVER_PROCESSES_BYTES >> 20
+    text = (guides / "several-models.md").read_text(encoding="utf-8")
+    assert f"and {engine} MiB for the process of its engine" in text
+    assert f"is {server} MiB, because it also has the process that serves HTTP" in text
+    rows = re.findall(r"│ processes +│ +([\d,]+) │ +(\d+) │", (guides / "laboratory.md").read_text(encoding="utf-8"))
+    assert rows == [(f"{SERVER_PROCESSES_BYTES:,}", str(server))]
