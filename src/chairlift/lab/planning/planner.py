@@ -221,13 +221,18 @@ def _policy_fit(
 def _sim_config(
     model: PlannedModel, config: EngineConfig, memory: MemoryPlan, limits: SchedulerConfig, hardware: Device
 ) -> SimConfig:
-    """The planned engine. Its shape has the bytes per weight and per KV value of the planned data types."""
-    num_weights = sum(matrix.num_weights for matrix in model.config.read_matrices)
-    read_bytes = step_weight_bytes(model.config, memory.choice.memory(config.device_type), model.formats)
-    kv_value_bytes = memory.token_bytes / model.config.kv_values_per_token
-    shape = ModelShape(model.name, model.config, read_bytes / num_weights, kv_value_bytes)
+    """The planned engine."""
+    shape = planned_shape(model, memory, config.device_type)
     copy_seconds = block_copy_seconds(memory.kv_pool.block_size, shape, hardware)
     return SimConfig(limits, memory.kv_pool, model=shape, block_copy_seconds=copy_seconds)
+
+
+def planned_shape(model: PlannedModel, memory: MemoryPlan, device_type: str) -> ModelShape:
+    """The shape of a planned model, with the bytes per weight and per KV value of the planned data types."""
+    num_weights = sum(matrix.num_weights for matrix in model.config.read_matrices)
+    read_bytes = step_weight_bytes(model.config, memory.choice.memory(device_type), model.formats)
+    kv_value_bytes = memory.token_bytes / model.config.kv_values_per_token
+    return ModelShape(model.name, model.config, read_bytes / num_weights, kv_value_bytes)
 
 
 def serve_command(model: PlannedModel, config: EngineConfig, memory: MemoryPlan) -> str:
