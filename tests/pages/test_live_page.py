@@ -118,7 +118,7 @@ def test_the_page_is_accessible_and_fits_on_a_phone(
     open_page(page, server)
     with server.hold_steps() as gate:
         send_burst(page, num_requests="24", max_prompt_tokens="100", min_output_tokens="16", max_output_tokens="60")
-        gate.allow(90)
+        gate.allow(70)
         wait_for(lambda: not gate.has_steps_left())
         page.wait_for_timeout(1000)
         page.get_by_role("button", name="Pause").click()
