@@ -20,13 +20,15 @@ constexpr int64_t kPrepareRows = 16;    // tokens of a prompt whose K and V one 
 // The states of a step, 128 MiB, above which blocks are no longer cut only to divide the work equally. A chunk of 512
 // tokens at 32,768 tokens of context would have up to 1.6 GB for 16 threads.
 constexpr int64_t kMostStateFloats = 32 << 20;
+constexpr int64_t kSharedQueries = 32;  // the most tokens of a sequence that are computed with those of others
+constexpr int64_t kSharedRows = 48;     // rows of shared keys in an item, where it is cut to divide the work equally
 
 void require(bool holds, const char* what) {
   if (!holds) throw std::invalid_argument(std::string("AttentionStep: ") + what);
 }
 
 int64_t split_cost(const QueryBlock& keys, int64_t rows, int split) {
-  const int64_t begin = std::max<int64_t>(keys.first_key(0), static_cast<int64_t>(split) * kSplit);
+  const int64_t begin = std::max(keys.first_key(0), static_cast<int64_t>(split) * kSplit);
   const int64_t end = std::min<int64_t>(keys.end_key(keys.num_tokens - 1), static_cast<int64_t>(split + 1) * kSplit);
   return (end - begin) * (rows + kTileLoadRows * keys.num_kv_heads);
 }
@@ -43,7 +45,18 @@ QueryBlock seen_by(const BlockPlan& block, int64_t window) {
   keys.first_kv_head = block.first_kv_head;
   keys.num_kv_heads = block.num_kv_heads;
   keys.window = window;
+  keys.begin_key = block.begin_key;
   return keys;
+}
+
+// The first split whose state the block merges.
+int first_merged_split(const BlockPlan& block, int64_t window) {
+  return block.begin_key ? 0 : seen_by(block, window).first_split();
+}
+
+int64_t merged_floats(const BlockPlan& block, const AttentionShape& attention, int64_t window) {
+  return (seen_by(block, window).end_split() - first_merged_split(block, window)) *
+         state_floats(num_rows(block, attention), attention.row_stride());
 }
 
 int64_t block_cost(const BlockPlan& block, const AttentionShape& attention, int64_t window) {
@@ -78,17 +91,19 @@ void cut(StepPlan& plan, const AttentionShape& attention) {
   int64_t num_states = 0;
   for (size_t i = 0; i < plan.blocks.size(); ++i) {
     BlockPlan& block = plan.blocks[i];
-    const QueryBlock keys = seen_by(block, plan.window);
     const int64_t rows = num_rows(block, attention), cost = block_cost(block, attention, plan.window);
-    const int64_t states = (keys.end_split() - keys.first_split()) * state_floats(rows, attention.row_stride());
+    const int64_t states = merged_floats(block, attention, plan.window);
     // A block with more than half of the work of a thread is cut all the same.
     const bool is_whole = num_states + states > kMostStateFloats && cost <= target * kItemsPerThread / 2;
     cut_items(plan, static_cast<int32_t>(i), attention, is_whole ? cost : target);
     plan.max_rows = std::max(plan.max_rows, rows);
-    if (block.num_items == 1) continue;
+    block.states = -1;
+    if (block.num_items == 1 && !block.begin_key) continue;
     block.states = num_states;
-    num_states += states;
+    num_states += states + (block.begin_key % kSplit ? rows * 16 : 0);
   }
+  for (const SharedItem& item : plan.shared_items)
+    plan.max_rows = std::max<int64_t>(plan.max_rows, item.num_tokens * attention.group());
   std::stable_sort(plan.items.begin(), plan.items.end(),
                    [](const ItemPlan& a, const ItemPlan& b) { return a.cost > b.cost; });
   plan.states.resize(static_cast<size_t>(num_states));
@@ -96,6 +111,14 @@ void cut(StepPlan& plan, const AttentionShape& attention) {
   for (size_t i = 0; i < plan.blocks.size(); ++i) plan.unfinished[i] = plan.blocks[i].num_items;
   plan.num_lanes = Pool::get().num_threads();
   plan.lanes = std::make_unique<Lane[]>(static_cast<size_t>(plan.num_lanes));
+}
+
+// Copies the state of `count` rows from one state to another.
+void copy_rows(const float* from, int64_t from_rows, int64_t first, float* to, int64_t to_rows, int64_t row, int64_t count, int64_t stride) {
+  const auto padded = [](int64_t rows) { return (rows + 15) / 16 * 16; };
+  for (int part = 0; part < 2; ++part)
+    std::copy_n(from + part * padded(from_rows) + first, count, to + part * padded(to_rows) + row);
+  std::copy_n(from + 2 * padded(from_rows) + first * stride, count * stride, to + 2 * padded(to_rows) + row * stride);
 }
 
 // The computation of one layer of a step.
@@ -107,12 +130,14 @@ class LayerRun {
         scratch_bytes_(attention_scratch_bytes(shape, plan.max_rows)) {}
 
   void write_prompts() const;
+  void attend_shared() const;
   void attend_all() const;
 
  private:
   void work_through(int64_t lane, int worker) const;
   int64_t take(int64_t lane) const;
   int64_t take_any(int64_t lane) const;
+  void distribute(const SharedItem& item, const float* states, const float* lane_sums) const;
   SplitRange splits_of(int64_t item) const;
   void merge(int32_t index, const QueryBlock& queries, void* scratch) const;
 
@@ -132,6 +157,47 @@ void LayerRun::write_prompts() const {
       const int64_t row = begin + task * kPrepareRows;
       isa().attention.prepare(shape_, call_.kv, tokens_, row, std::min(begin + count, row + kPrepareRows));
     });
+  }
+}
+
+// Computes the states of shared keys. Items of one sequence compute its other keys, and merge all.
+void LayerRun::attend_shared() const {
+  const auto num_items = static_cast<int64_t>(plan_.shared_items.size());
+  Pool& pool = Pool::get();
+  pool.run(num_items, [&](int64_t task, int worker) {
+    const SharedItem& item = plan_.shared_items[static_cast<size_t>(task)];
+    const int64_t rows = item.num_tokens * shape_.group(), state = state_floats(rows, shape_.row_stride());
+    const size_t state_bytes = static_cast<size_t>(state + rows * 16) * sizeof(float);
+    auto* const states = static_cast<float*>(pool.scratch(worker, state_bytes + scratch_bytes_));
+    float *const lane_sums = states + state, *const scratch = lane_sums + rows * 16;
+    QueryBlock block = {};
+    block.rows = plan_.shared_rows.data() + item.first_token;
+    block.num_tokens = item.num_tokens;
+    block.first_position = item.end_key - 1;
+    block.begin_key = item.first_key;
+    block.first_kv_head = item.kv_head;
+    block.num_kv_heads = 1;
+    block.block_table = step_.shape().block_tables.data() + item.sequence * step_.shape().max_blocks;
+    const SplitRange splits = {block, block.first_split(), block.end_split(), states, lane_sums};
+    isa().attention.prefetch(shape_, call_.kv, splits);
+    isa().attention.attend(shape_, call_.kv, tokens_, splits, nullptr, scratch);
+    distribute(item, states, lane_sums);
+  });
+}
+
+// Copies the states of tokens to those of their sequences.
+void LayerRun::distribute(const SharedItem& item, const float* states, const float* lane_sums) const {
+  const int64_t group = shape_.group(), stride = shape_.row_stride();
+  for (int64_t t = 0; t < item.num_tokens; ++t) {
+    const SharedToken& token = plan_.shared_tokens[static_cast<size_t>(item.first_token + t)];
+    const int32_t heads = plan_.blocks[static_cast<size_t>(token.block)].num_kv_heads;
+    const BlockPlan& block = plan_.blocks[static_cast<size_t>(token.block + item.kv_head / heads)];
+    const int64_t rows = num_rows(block, shape_), floats = state_floats(rows, stride);
+    const int64_t row = (item.kv_head % heads * block.num_tokens + token.place) * group;
+    float* const to = plan_.states.data() + block.states;
+    copy_rows(states, item.num_tokens * group, t * group, to + item.first_key / kSplit * floats, rows, row, group, stride);
+    if (item.end_key == block.begin_key && item.end_key % kSplit)
+      std::copy_n(lane_sums + t * group * 16, group * 16, to + merged_floats(block, shape_, plan_.window) + row * 16);
   }
 }
 
@@ -182,11 +248,13 @@ SplitRange LayerRun::splits_of(int64_t index) const {
   block.writes_kv = plan.writes_kv;
   block.out = call_.out + plan.first_row * shape_.num_heads * shape_.head_dim + first_head;
   block.block_table = step_.shape().block_tables.data() + plan.sequence * step_.shape().max_blocks;
-  float* states = nullptr;
-  if (plan.num_items > 1)
-    states = plan_.states.data() + plan.states +
-             (item.first_split - block.first_split()) * state_floats(num_rows(plan, shape_), shape_.row_stride());
-  return {block, item.first_split, item.end_split, states};
+  if (plan.states < 0) return {block, item.first_split, item.end_split, nullptr, nullptr};
+  float* const states = plan_.states.data() + plan.states;
+  const int64_t place = item.first_split - first_merged_split(plan, plan_.window);
+  const bool continues = plan.begin_key % kSplit && item.first_split == plan.begin_key / kSplit;
+  return {block, item.first_split, item.end_split,
+          states + place * state_floats(num_rows(plan, shape_), shape_.row_stride()),
+          continues ? states + merged_floats(plan, shape_, plan_.window) : nullptr};
 }
 
 // Merges the splits of a block once its last item is finished.
@@ -195,7 +263,9 @@ void LayerRun::merge(int32_t index, const QueryBlock& queries, void* scratch) co
   std::atomic<int32_t>& unfinished = plan_.unfinished[static_cast<size_t>(index)];
   if (unfinished.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
   unfinished.store(block.num_items, std::memory_order_relaxed);
-  isa().attention.merge(shape_, queries, plan_.states.data() + block.states, scratch);
+  QueryBlock whole = queries;
+  whole.begin_key = 0;
+  isa().attention.merge(shape_, whole, plan_.states.data() + block.states, scratch);
 }
 
 }  // namespace
@@ -229,6 +299,19 @@ AttentionStep::AttentionStep(StepShape shape) : shape_(std::move(shape)) {
     if (prompt_rows_.empty() || prompt_rows_.back().second < first) prompt_rows_.emplace_back(first, end);
     prompt_rows_.back().second = end;
   }
+  find_shared();
+}
+
+// Finds the keys that sequences with few queries share, because those with many read K and V once for all of them.
+void AttentionStep::find_shared() {
+  const size_t count = shape_.seq_lens.size();
+  std::vector<int64_t> seen(count);
+  for (size_t i = 0; i < count; ++i)
+    if (shares_keys_ && num_queries(i) > 0 && num_queries(i) <= kSharedQueries) seen[i] = shape_.seq_lens[i] - num_queries(i);
+  shared_ = find_shared_keys(shape_, seen);
+  begin_key_.resize(count);
+  for (const SharedKeys& keys : shared_)
+    for (const int32_t sequence : keys.sequences) begin_key_[static_cast<size_t>(sequence)] = keys.end_key;
 }
 
 int64_t AttentionStep::num_queries(size_t sequence) const {
@@ -240,14 +323,18 @@ bool AttentionStep::is_decode(size_t sequence) const {
   return shape_.query_start_loc[sequence + 1] - shape_.query_start_loc[sequence] == 1 && num_queries(sequence) == 1;
 }
 
+int64_t AttentionStep::count_own_keys(size_t sequence, int64_t window) const {
+  const int64_t seq_len = shape_.seq_lens[sequence];
+  return window == 0 ? seq_len - begin_key_[sequence] : std::min(window, seq_len);
+}
+
 // The number of KV heads in a block of one token: more than one where enough blocks remain for all threads, because the
 // memory of the heads of one KV block is contiguous.
 int AttentionStep::heads_per_block(const AttentionShape& attention, int64_t window) const {
   int64_t num_splits = 0;
   for (size_t i = 0; i < shape_.seq_lens.size(); ++i) {
     if (num_queries(i) == 0) continue;
-    const int64_t seen = window == 0 ? shape_.seq_lens[i] : std::min<int64_t>(window, shape_.seq_lens[i]);
-    num_splits += (seen + kSplit - 1) / kSplit;
+    num_splits += (count_own_keys(i, window) + kSplit - 1) / kSplit;
   }
   const int64_t min_blocks = static_cast<int64_t>(Pool::get().num_threads()) * kItemsPerThread;
   for (int heads = attention.num_kv_heads; heads > 1; --heads)
@@ -256,7 +343,7 @@ int AttentionStep::heads_per_block(const AttentionShape& attention, int64_t wind
 }
 
 int AttentionStep::tokens_per_block(const AttentionShape& attention, int64_t window, size_t sequence) const {
-  const int64_t seq_len = shape_.seq_lens[sequence], seen = window == 0 ? seq_len : std::min(window, seq_len);
+  const int64_t seen = count_own_keys(sequence, window);
   const int few = std::max(1, kTargetRows / attention.group()), many = std::max(1, kManyRows / attention.group());
   const int64_t num_blocks = (num_queries(sequence) + many - 1) / many * attention.num_kv_heads;
   const int64_t min_items = static_cast<int64_t>(Pool::get().num_threads()) * kItemsPerThread;
@@ -265,7 +352,9 @@ int AttentionStep::tokens_per_block(const AttentionShape& attention, int64_t win
 
 void AttentionStep::cut_blocks(const AttentionShape& attention, StepPlan& plan) const {
   const int many_heads = heads_per_block(attention, plan.window);
+  std::vector<size_t> first_block;  // of each sequence
   for (size_t i = 0; i < shape_.seq_lens.size(); ++i) {
+    first_block.push_back(plan.blocks.size());
     const int64_t end = shape_.query_start_loc[i + 1], seq_len = shape_.seq_lens[i], count = num_queries(i);
     const int num_tokens = tokens_per_block(attention, plan.window, i);
     for (int64_t t = 0; t < count; t += num_tokens) {
@@ -276,10 +365,41 @@ void AttentionStep::cut_blocks(const AttentionShape& attention, StepPlan& plan) 
       block.num_tokens = static_cast<int32_t>(std::min<int64_t>(num_tokens, count - t));
       block.num_kv_heads = count == 1 ? many_heads : 1;
       block.writes_kv = is_decode(i);
+      block.begin_key = plan.window == 0 ? begin_key_[i] : 0;
       for (int head = 0; head < attention.num_kv_heads; head += block.num_kv_heads) {
         block.first_kv_head = head;
         plan.blocks.push_back(block);
       }
+    }
+  }
+  if (plan.window == 0) cut_shared(attention, first_block, plan);
+}
+
+// Divides shared keys into items of one split and KV head, whose rows are divided too where the items are too few for all threads.
+void AttentionStep::cut_shared(const AttentionShape& attention, const std::vector<size_t>& first_block, StepPlan& plan) const {
+  const int64_t group = attention.group(), num_heads = attention.num_kv_heads;
+  const auto num_whole = static_cast<int64_t>(shared_.size()) * num_heads;
+  const int64_t least_items = static_cast<int64_t>(Pool::get().num_threads()) * kItemsPerThread;
+  for (const SharedKeys& keys : shared_) {
+    const auto begin = static_cast<int64_t>(plan.shared_tokens.size());
+    for (const int32_t sequence : keys.sequences) {
+      const size_t at = first_block[static_cast<size_t>(sequence)];
+      const BlockPlan first = plan.blocks[at];
+      const auto count = static_cast<int32_t>(num_queries(static_cast<size_t>(sequence)));
+      for (int32_t t = 0; t < count; ++t) {
+        const auto block = static_cast<int64_t>(at) + t / first.num_tokens * (num_heads / first.num_kv_heads);
+        plan.shared_tokens.push_back({static_cast<int32_t>(block), t % first.num_tokens});
+        plan.shared_rows.push_back(first.first_row + t);
+      }
+    }
+    const int64_t count = static_cast<int64_t>(plan.shared_tokens.size()) - begin, rows = count * group;
+    const int64_t wanted = std::min((least_items + num_whole - 1) / num_whole, rows / kSharedRows);
+    const int64_t chunks = std::min(count, std::max({int64_t{1}, wanted, (rows + kManyRows - 1) / kManyRows}));
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      const int64_t first = begin + count * chunk / chunks, end = begin + count * (chunk + 1) / chunks;
+      for (int32_t head = 0; head < attention.num_kv_heads; ++head)
+        plan.shared_items.push_back({keys.first_key, keys.end_key, head, keys.sequences[0], static_cast<int32_t>(first),
+                                     static_cast<int32_t>(end - first)});
     }
   }
 }
@@ -303,6 +423,7 @@ void attention_forward(const AttentionShape& shape, AttentionStep& step, const L
     std::memset(call.out + first * out_width, 0, static_cast<size_t>((end - first) * out_width) * sizeof(float));
   const LayerRun run(shape, step, call, plan);
   run.write_prompts();
+  run.attend_shared();
   run.attend_all();
 }
 

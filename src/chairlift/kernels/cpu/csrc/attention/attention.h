@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention/attention_tiles.h"
+#include "attention/shared_keys.h"
 
 namespace chairlift {
 
@@ -31,7 +32,10 @@ struct BlockPlan {
   int32_t first_kv_head;
   int32_t num_kv_heads;
   int32_t num_items;
-  int64_t states;  // the offset of the states of its splits, in floats; used if it has several items
+  int64_t begin_key;  // keys before it are computed by shared items
+  // The offset of the states of its splits, in floats, which the sums of exponentials follow where begin_key is within a
+  // split; -1: one item computes all splits.
+  int64_t states;
 };
 
 // The work of one task: some splits of a block.
@@ -40,6 +44,17 @@ struct ItemPlan {
   int32_t first_split;
   int32_t end_split;
   int64_t cost;
+};
+
+// Keys of one split at a KV head, for tokens of several sequences, which have them in the same blocks.
+struct SharedItem {
+  int64_t first_key, end_key;
+  int32_t kv_head, sequence, first_token, num_tokens;
+};
+
+// A token that sees shared keys: its block at the first KV head, and its place there.
+struct SharedToken {
+  int32_t block, place;
 };
 
 // The items that one thread starts with: every num_lanes-th. A thread that has finished its lane takes items of others.
@@ -53,6 +68,9 @@ struct StepPlan {
   int64_t max_rows;
   std::vector<BlockPlan> blocks;
   std::vector<ItemPlan> items;  // the most expensive first
+  std::vector<SharedItem> shared_items;  // computed before the others
+  std::vector<int64_t> shared_rows;      // of the tokens of shared items
+  std::vector<SharedToken> shared_tokens;
   std::vector<float> states;
   std::unique_ptr<std::atomic<int32_t>[]> unfinished;  // the unfinished items of each block, reset after each layer
   int64_t num_lanes = 1;
@@ -72,17 +90,28 @@ class AttentionStep {
   const std::vector<std::pair<int64_t, int64_t>>& padding_rows() const { return padding_rows_; }
   // Rows whose K and V are written before attention, because other rows of the step may see them: the same pairs.
   const std::vector<std::pair<int64_t, int64_t>>& prompt_rows() const { return prompt_rows_; }
+  // The number of first keys of each sequence that are computed with other sequences.
+  const std::vector<int64_t>& shared_keys() const { return begin_key_; }
   StepPlan& plan(const AttentionShape& attention, int64_t window);
+  // Whether later steps compute shared keys once, which changes no result; for tests and measurements.
+  static void set_shares_keys(bool shares_keys) { shares_keys_ = shares_keys; }
 
  private:
+  void find_shared();
   void cut_blocks(const AttentionShape& attention, StepPlan& plan) const;
+  void cut_shared(const AttentionShape& attention, const std::vector<size_t>& first_block, StepPlan& plan) const;
+  int64_t count_own_keys(size_t sequence, int64_t window) const;
   int heads_per_block(const AttentionShape& attention, int64_t window) const;
   int tokens_per_block(const AttentionShape& attention, int64_t window, size_t sequence) const;
   int64_t num_queries(size_t sequence) const;
   bool is_decode(size_t sequence) const;
 
+  static inline std::atomic<bool> shares_keys_{true};
+
   StepShape shape_;
   int64_t longest_ = 0;
+  std::vector<SharedKeys> shared_;
+  std::vector<int64_t> begin_key_;  // the end of the shared keys of each sequence
   std::vector<std::pair<int64_t, int64_t>> padding_rows_;
   std::vector<std::pair<int64_t, int64_t>> prompt_rows_;
   std::vector<std::unique_ptr<StepPlan>> plans_;

@@ -341,7 +341,8 @@ struct TileRegisters {
           if (current->rows[t].begin < current->rows[t].end) load_tile<type>(work, tile_of(t), t, current->scales[t]);
         for (int first = 0; first < work.rows_per_head; first += kPassRows) {
           const int left = work.rows_per_head - first;
-          attend_pass<type>(work, state, head, first, left < kPassRows ? left : kPassRows, tile_of);
+          const bool continues = split == splits.first_split && continues_state(splits);
+          attend_pass<type>(work, state, head, first, left < kPassRows ? left : kPassRows, continues, tile_of);
         }
       }
       std::swap(current, ahead);
@@ -366,12 +367,14 @@ struct TileRegisters {
   // Up to kPassRows rows over the tiles of a split.
   template <KVType type, typename TileOf>
   __attribute__((noinline)) void attend_pass(const Work& work, const State& state, int head, int first, int num_rows,
-                                             const TileOf& tile_of) const {
+                                             bool continues, const TileOf& tile_of) const {
     const int row = head * work.rows_per_head + first;
     const bool is_whole = num_rows == kPassRows;
     float* const of_rows = state.out + static_cast<int64_t>(row) * work.stride;
     float* const sums = is_whole ? of_rows : out;
-    bool is_first = true;
+    const size_t out_bytes = static_cast<size_t>(num_rows * work.stride) * sizeof(float);
+    if (continues && !is_whole) std::memcpy(out, of_rows, out_bytes);
+    bool is_first = !continues;
     for (int t = 0; t < kSplitTiles; ++t) {
       const TileWork tile = tile_of(t);
       const RowRange rows = rows_from(work, tile, first, num_rows);
@@ -384,7 +387,7 @@ struct TileRegisters {
       else multiply_values<2, true>(work, weights, values, sums, work.stride);
       is_first = false;
     }
-    if (!is_whole && !is_first) std::memcpy(of_rows, out, static_cast<size_t>(num_rows * work.stride) * sizeof(float));
+    if (!is_whole && !is_first) std::memcpy(of_rows, out, out_bytes);
   }
 };
 

@@ -67,24 +67,27 @@ struct TokenRows {
   const float* query_scales;  // [max_position]: a factor of the scores of a query; null: no factor
 };
 
-// Consecutive tokens of one sequence at consecutive KV heads. The rows are ordered by KV head, token, head of the
-// group.
+// Consecutive tokens of one sequence at consecutive KV heads, or tokens of several sequences that read the same keys. The
+// rows are ordered by KV head, token, head of the group.
 struct QueryBlock {
-  int64_t first_row;  // the row of its first token in the step
+  int64_t first_row;    // the row of its first token in the step
+  const int64_t* rows;  // of several sequences: the rows of their tokens, which see keys up to first_position; null: of one
   float* out;         // the output of the first token and head; tokens are num_heads * head_dim apart
   int num_tokens;
   bool writes_kv;  // the task of the last split writes K and V of the only token into their slot
   int64_t first_position;
-  int64_t window;  // keys that a token sees, including its own; 0: all keys up to its own
+  int64_t window;     // keys that a token sees, including its own; 0: all keys up to its own
+  int64_t begin_key;  // keys before it are computed by other tasks; a multiple of kKeyTile, and 0 with a window
   int first_kv_head;
   int num_kv_heads;
   const int32_t* block_table;
 
   int64_t first_key(int64_t token) const {
     const int64_t first = first_position + token - window + 1;
-    return window == 0 || first < 0 ? 0 : first;
+    return window == 0 || first < 0 ? begin_key : first;
   }
-  int64_t end_key(int64_t token) const { return first_position + token + 1; }
+  int64_t end_key(int64_t token) const { return first_position + (rows ? 0 : token) + 1; }
+  int64_t row_of(int64_t token) const { return rows ? rows[token] : first_row + token; }
   int first_split() const { return static_cast<int>(first_key(0) / kSplit); }
   int end_split() const { return static_cast<int>((end_key(num_tokens - 1) - 1) / kSplit) + 1; }
 };
@@ -95,6 +98,9 @@ struct SplitRange {
   QueryBlock block;
   int first_split, end_split;
   float* states;
+  // Sums of exponentials [rows][16], lane by lane; null: none. A block of several sequences writes those of its last split. Another
+  // block reads those of its first split, whose state contains the keys before begin_key.
+  float* lane_sums;
 };
 
 // The softmax state of each row over some keys: the largest score, or with tiles the reference of the row, the sum of exponentials relative to it, and the

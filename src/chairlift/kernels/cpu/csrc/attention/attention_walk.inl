@@ -207,8 +207,11 @@ static void write_out(const AttentionShape& shape, const QueryBlock& block, cons
   }
 }
 
-// Calls attend_split(state, split) for each split, which starts with an empty state, and writes the outputs of the block or
-// the states of the splits.
+// Whether the state of the first split contains keys that another task has computed.
+static inline bool continues_state(const SplitRange& splits) { return splits.lane_sums && !splits.block.rows; }
+
+// Calls attend_split(state, split) for each split, which starts with an empty state unless it continues one, and writes the
+// outputs of the block or the states of the splits.
 template <typename AttendSplit>
 static CHAIRLIFT_INLINE void attend_each_split(const Work& work, const SplitRange& splits, AttendSplit attend_split) {
   const int num_rows = work.num_rows, stride = work.stride;
@@ -217,14 +220,17 @@ static CHAIRLIFT_INLINE void attend_each_split(const Work& work, const SplitRang
   if (!states) clear_state(total, num_rows, stride);
   for (int split = splits.first_split; split < splits.end_split; ++split) {
     const State state = states ? state_at(states, num_rows) : running;
-    clear_state(state, num_rows, stride);
-    for (int i = 0; i < num_rows * 16; i += kLanes) store(work.lane_sums + i, zero());
+    const bool continues = split == splits.first_split && continues_state(splits);
+    if (!continues) clear_state(state, num_rows, stride);
+    for (int i = 0; i < num_rows * 16; i += kLanes) store(work.lane_sums + i, continues ? load(splits.lane_sums + i) : zero());
     attend_split(state, split);
     for (int r = 0; r < num_rows; ++r) state.sum[r] = reduce_add(load(work.lane_sums + r * 16));
     if (states) states += state_floats(num_rows, stride);
     else merge_state(total, running, num_rows, stride);
   }
   if (!states) write_out(work.shape, work.block, total);
+  if (splits.lane_sums && splits.block.rows)
+    std::memcpy(splits.lane_sums, work.lane_sums, static_cast<size_t>(num_rows) * 16 * sizeof(float));
 }
 
 // Calls attend_tile(state, tile) for each tile and head.

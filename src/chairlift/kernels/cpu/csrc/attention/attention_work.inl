@@ -92,7 +92,7 @@ static inline int64_t head_offset(const AttentionShape& shape, int rows_per_head
 static inline void gather_query(const Work& work, const TokenRows& tokens, int row, float* query) {
   const AttentionShape& shape = work.shape;
   const int64_t first_head = static_cast<int64_t>(work.block.first_kv_head) * work.group * shape.head_dim;
-  const int64_t step_row = work.block.first_row + row % work.rows_per_head / work.group;
+  const int64_t step_row = work.block.row_of(row % work.rows_per_head / work.group);
   copy_head(tokens.qkv + step_row * shape.qkv_width() + first_head + head_offset(shape, work.rows_per_head, row),
             shape.head_dim, query);
   norm_and_rotate_head(shape, shape.q_norm, angles(shape, tokens, step_row), query);

@@ -1,6 +1,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <string>
 #include <type_traits>
@@ -101,7 +102,12 @@ Raises:
                                        block_size});
            },
            nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("block_tables"), nb::arg("slot_mapping"),
-           nb::arg("block_size"));
+           nb::arg("block_size"))
+      .def_prop_ro("shared_keys", &AttentionStep::shared_keys,
+                   "The number of first keys of each sequence that layers without a window compute with other sequences.");
+  m.def("set_shares_keys", &AttentionStep::set_shares_keys, nb::arg("shares_keys"),
+        "Whether later steps compute keys that sequences share once for all of them, which changes no result; for tests and "
+        "measurements. The default is True.");
   nb::class_<AttentionShape>(m, "PagedAttention",
                              R"(Norm, rotary embedding, KV writes and attention of the layers of a model.
 
