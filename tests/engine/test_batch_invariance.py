@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from chairlift.config import KV_POLICIES, EngineConfig
 from chairlift.engine.startup.loaded_model import load_model
+from chairlift.kernels.attention import AttentionMetadata
 from chairlift.kernels.cpu import load
+from chairlift.kernels.cpu.attention import NativeAttention, NativeAttentionPlan
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.kv_layout import KVLayout
 from support.native import needs_native, unavailable_reason
@@ -212,6 +214,28 @@ def test_logits_in_long_contexts_do_not_depend_on_other_requests(
         check(runner, limits, requests)
 
     check_runs()
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", "int8"])
+def test_logits_over_a_shared_prefix_do_not_depend_on_other_requests(
+    kv_cache_dtype: str, tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that find their prefix in the cache compute its keys once, up to the last split and within it."""
+    shared: list[int] = []
+
+    def plan(self: NativeAttention, metadata: AttentionMetadata) -> NativeAttentionPlan:
+        planned = original(self, metadata)
+        shared.extend(planned.step.shared_keys)
+        return planned
+
+    original = NativeAttention.plan
+    monkeypatch.setattr(NativeAttention, "plan", plan)
+    runner = make_runner(Case("llama", "q8_0", kv_cache_dtype, LONG), tiny_model_dir)
+    first = RequestSpec(800, 30, own=10)
+    others = [RequestSpec(790 + i, 6, own=3 + i, sampling=name, arrival=12) for i, name in enumerate(SAMPLING)]
+    check(runner, Limits(budget_per_seq=20, block_size=16, spare_blocks=300), [first, *others])
+    assert max(shared) > 512
+    assert max(shared) % 512 > 0
 
 
 def test_logits_of_the_default_model_do_not_depend_on_other_requests(smollm2_gguf: Path) -> None:

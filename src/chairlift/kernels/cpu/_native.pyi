@@ -497,6 +497,16 @@ class AttentionStep:
         slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
         block_size: int,
     ) -> None: ...
+    @property
+    def shared_keys(self) -> list[int]:
+        """
+        The number of first keys of each sequence that layers without a window compute with other sequences.
+        """
+
+def set_shares_keys(shares_keys: bool) -> None:
+    """
+    Whether later steps compute keys that sequences share once for all of them, which changes no result; for tests and measurements. The default is True.
+    """
 
 class PagedAttention:
     """

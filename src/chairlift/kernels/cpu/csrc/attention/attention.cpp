@@ -20,8 +20,8 @@ constexpr int64_t kPrepareRows = 16;    // tokens of a prompt whose K and V one 
 // The states of a step, 128 MiB, above which blocks are no longer cut only to divide the work equally. A chunk of 512
 // tokens at 32,768 tokens of context would have up to 1.6 GB for 16 threads.
 constexpr int64_t kMostStateFloats = 32 << 20;
-constexpr int64_t kSharedQueries = 32;  // the most tokens of a sequence that are computed with those of others
-constexpr int64_t kSharedRows = 48;     // rows of shared keys in an item, where it is cut to divide the work equally
+constexpr int64_t kSharedQueries = 8;  // the most tokens of a sequence that share keys: more use a tile of keys well alone
+constexpr int64_t kSharedRows = 48;    // rows of shared keys in an item, where it is cut to divide the work equally
 
 void require(bool holds, const char* what) {
   if (!holds) throw std::invalid_argument(std::string("AttentionStep: ") + what);
@@ -352,6 +352,7 @@ int AttentionStep::tokens_per_block(const AttentionShape& attention, int64_t win
 
 void AttentionStep::cut_blocks(const AttentionShape& attention, StepPlan& plan) const {
   const int many_heads = heads_per_block(attention, plan.window);
+  const int64_t most_shared = plan.window == 0 ? most_shared_keys(attention) : 0;
   std::vector<size_t> first_block;  // of each sequence
   for (size_t i = 0; i < shape_.seq_lens.size(); ++i) {
     first_block.push_back(plan.blocks.size());
@@ -365,42 +366,48 @@ void AttentionStep::cut_blocks(const AttentionShape& attention, StepPlan& plan) 
       block.num_tokens = static_cast<int32_t>(std::min<int64_t>(num_tokens, count - t));
       block.num_kv_heads = count == 1 ? many_heads : 1;
       block.writes_kv = is_decode(i);
-      block.begin_key = plan.window == 0 ? begin_key_[i] : 0;
+      block.begin_key = std::min(begin_key_[i], most_shared);
       for (int head = 0; head < attention.num_kv_heads; head += block.num_kv_heads) {
         block.first_kv_head = head;
         plan.blocks.push_back(block);
       }
     }
   }
-  if (plan.window == 0) cut_shared(attention, first_block, plan);
+  for (const SharedKeys& keys : shared_)
+    if (keys.end_key <= most_shared) cut_shared(attention, keys, first_block, plan);
 }
 
-// Divides shared keys into items of one split and KV head, whose rows are divided too where the items are too few for all threads.
-void AttentionStep::cut_shared(const AttentionShape& attention, const std::vector<size_t>& first_block, StepPlan& plan) const {
-  const int64_t group = attention.group(), num_heads = attention.num_kv_heads;
-  const auto num_whole = static_cast<int64_t>(shared_.size()) * num_heads;
+// The number of shared keys whose states do not exceed kMostStateFloats.
+int64_t AttentionStep::most_shared_keys(const AttentionShape& attention) const {
+  int64_t rows = 1;
+  for (size_t i = 0; i < begin_key_.size(); ++i)
+    if (begin_key_[i] > 0) rows += num_queries(i) * attention.num_heads;
+  return kMostStateFloats / state_floats(rows, attention.row_stride()) * kSplit;
+}
+
+// Divides shared keys into items of one KV head, whose tokens are divided too where the items are too few for all threads.
+void AttentionStep::cut_shared(const AttentionShape& attention, const SharedKeys& keys, const std::vector<size_t>& first_block,
+                               StepPlan& plan) const {
+  const int64_t num_heads = attention.num_kv_heads, begin = static_cast<int64_t>(plan.shared_tokens.size());
+  for (const int32_t sequence : keys.sequences) {
+    const size_t at = first_block[static_cast<size_t>(sequence)];
+    const BlockPlan first = plan.blocks[at];
+    for (int32_t t = 0; t < num_queries(static_cast<size_t>(sequence)); ++t) {
+      const auto block = static_cast<int64_t>(at) + t / first.num_tokens * (num_heads / first.num_kv_heads);
+      plan.shared_tokens.push_back({static_cast<int32_t>(block), t % first.num_tokens});
+      plan.shared_rows.push_back(first.first_row + t);
+    }
+  }
+  const int64_t count = static_cast<int64_t>(plan.shared_tokens.size()) - begin, rows = count * attention.group();
+  const int64_t num_whole = static_cast<int64_t>(shared_.size()) * num_heads;
   const int64_t least_items = static_cast<int64_t>(Pool::get().num_threads()) * kItemsPerThread;
-  for (const SharedKeys& keys : shared_) {
-    const auto begin = static_cast<int64_t>(plan.shared_tokens.size());
-    for (const int32_t sequence : keys.sequences) {
-      const size_t at = first_block[static_cast<size_t>(sequence)];
-      const BlockPlan first = plan.blocks[at];
-      const auto count = static_cast<int32_t>(num_queries(static_cast<size_t>(sequence)));
-      for (int32_t t = 0; t < count; ++t) {
-        const auto block = static_cast<int64_t>(at) + t / first.num_tokens * (num_heads / first.num_kv_heads);
-        plan.shared_tokens.push_back({static_cast<int32_t>(block), t % first.num_tokens});
-        plan.shared_rows.push_back(first.first_row + t);
-      }
-    }
-    const int64_t count = static_cast<int64_t>(plan.shared_tokens.size()) - begin, rows = count * group;
-    const int64_t wanted = std::min((least_items + num_whole - 1) / num_whole, rows / kSharedRows);
-    const int64_t chunks = std::min(count, std::max({int64_t{1}, wanted, (rows + kManyRows - 1) / kManyRows}));
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-      const int64_t first = begin + count * chunk / chunks, end = begin + count * (chunk + 1) / chunks;
-      for (int32_t head = 0; head < attention.num_kv_heads; ++head)
-        plan.shared_items.push_back({keys.first_key, keys.end_key, head, keys.sequences[0], static_cast<int32_t>(first),
-                                     static_cast<int32_t>(end - first)});
-    }
+  const int64_t wanted = std::min((least_items + num_whole - 1) / num_whole, rows / kSharedRows);
+  const int64_t chunks = std::min(count, std::max({int64_t{1}, wanted, (rows + kManyRows - 1) / kManyRows}));
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const int64_t first = begin + count * chunk / chunks, end = begin + count * (chunk + 1) / chunks;
+    for (int32_t head = 0; head < attention.num_kv_heads; ++head)
+      plan.shared_items.push_back({keys.first_key, keys.end_key, head, keys.sequences[0], static_cast<int32_t>(first),
+                                   static_cast<int32_t>(end - first)});
   }
 }
 

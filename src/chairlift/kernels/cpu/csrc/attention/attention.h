@@ -99,7 +99,9 @@ class AttentionStep {
  private:
   void find_shared();
   void cut_blocks(const AttentionShape& attention, StepPlan& plan) const;
-  void cut_shared(const AttentionShape& attention, const std::vector<size_t>& first_block, StepPlan& plan) const;
+  void cut_shared(const AttentionShape& attention, const SharedKeys& keys, const std::vector<size_t>& first_block,
+                  StepPlan& plan) const;
+  int64_t most_shared_keys(const AttentionShape& attention) const;
   int64_t count_own_keys(size_t sequence, int64_t window) const;
   int heads_per_block(const AttentionShape& attention, int64_t window) const;
   int tokens_per_block(const AttentionShape& attention, int64_t window, size_t sequence) const;

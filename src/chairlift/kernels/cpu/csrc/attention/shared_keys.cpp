@@ -7,12 +7,14 @@
 namespace chairlift {
 namespace {
 
+constexpr int64_t kLeastKeys = 2 * kKeyTile;  // fewer cost as much to merge as they save
+
 class Search {
  public:
   Search(const StepShape& step, const std::vector<int64_t>& seen) : step_(step) {
     for (size_t i = 0; i < seen.size(); ++i) {
       num_blocks_.push_back(seen[i] / step.block_size);
-      if (seen[i] >= kKeyTile) order_.push_back(static_cast<int32_t>(i));
+      if (seen[i] >= kLeastKeys) order_.push_back(static_cast<int32_t>(i));
     }
     // A table that is the beginning of another one comes before it, so that it does not separate two longer ones.
     std::sort(order_.begin(), order_.end(), [&](int32_t a, int32_t b) {
@@ -49,7 +51,7 @@ class Search {
   // Divides sequences that have the keys before first_key in common.
   void divide(size_t begin, size_t end, int64_t first_key) {
     const int64_t split_end = first_key + kSplit;
-    each_run(begin, end, first_key + kKeyTile, [&](size_t first, size_t last) {
+    each_run(begin, end, first_key + kLeastKeys, [&](size_t first, size_t last) {
       SharedKeys rest = {first_key, split_end, {}};
       each_run(first, last, split_end, [&](size_t from, size_t to) {
         if (from > first) rest.end_key = std::min(rest.end_key, common_[from]);
