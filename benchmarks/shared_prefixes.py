@@ -3,9 +3,9 @@
     python -m benchmarks.shared_prefixes [--model PATH] [--prefixes 0,2048,7680] [--batch-sizes 8,32] [--own 64]
                                          [--steps 8] [--rounds 3] [--num-threads N] [--json]
 
-All requests of a batch begin with the same tokens, which the prefix cache has, continue with `--own` new tokens of their
-own, and then decode together. Each round runs every batch in both ways on one engine, in alternating order. Measured are
-the median time of a decode step and the longest TTFT.
+All requests of a batch begin with the same tokens, which the prefix cache has, continue with `--own` new tokens, and
+then decode together. Each round runs every batch in both ways on one engine, in alternating order. Measured are the
+median time of a decode step and the longest TTFT.
 """
 
 from __future__ import annotations

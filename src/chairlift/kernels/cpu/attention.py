@@ -1,7 +1,8 @@
 """Paged attention by the native kernels: one call per layer for norm, rotary embedding, KV writes and attention.
 
 The kernels read K and V from KV memory in the order of positions. The output of a token therefore has the same bits for
-any batch composition, any division of its prompt into chunks, and any number of threads.
+any batch composition, any division of its prompt into chunks, and any number of threads. Sequences whose block tables
+begin with the same blocks compute these keys together.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ constexpr int64_t kPrepareRows = 16;    // tokens of a prompt whose K and V one 
 // The states of a step, 128 MiB, above which blocks are no longer cut only to divide the work equally. A chunk of 512
 // tokens at 32,768 tokens of context would have up to 1.6 GB for 16 threads.
 constexpr int64_t kMostStateFloats = 32 << 20;
-constexpr int64_t kSharedQueries = 8;  // the most tokens of a sequence that share keys: more use a tile of keys well alone
-constexpr int64_t kSharedRows = 48;    // rows of shared keys in an item, where it is cut to divide the work equally
+constexpr int64_t kSharedQueries = 8;   // the most tokens of a sequence that shares keys; more use a tile well alone
+constexpr int64_t kSharedRows = 48;     // the least rows of a task of shared keys that is cut for more threads
 
 void require(bool holds, const char* what) {
   if (!holds) throw std::invalid_argument(std::string("AttentionStep: ") + what);
@@ -114,7 +114,8 @@ void cut(StepPlan& plan, const AttentionShape& attention) {
 }
 
 // Copies the state of `count` rows from one state to another.
-void copy_rows(const float* from, int64_t from_rows, int64_t first, float* to, int64_t to_rows, int64_t row, int64_t count, int64_t stride) {
+void copy_rows(const float* from, int64_t from_rows, int64_t first, float* to, int64_t to_rows, int64_t row,
+               int64_t count, int64_t stride) {
   const auto padded = [](int64_t rows) { return (rows + 15) / 16 * 16; };
   for (int part = 0; part < 2; ++part)
     std::copy_n(from + part * padded(from_rows) + first, count, to + part * padded(to_rows) + row);
@@ -195,7 +196,8 @@ void LayerRun::distribute(const SharedItem& item, const float* states, const flo
     const int64_t rows = num_rows(block, shape_), floats = state_floats(rows, stride);
     const int64_t row = (item.kv_head % heads * block.num_tokens + token.place) * group;
     float* const to = plan_.states.data() + block.states;
-    copy_rows(states, item.num_tokens * group, t * group, to + item.first_key / kSplit * floats, rows, row, group, stride);
+    copy_rows(states, item.num_tokens * group, t * group, to + item.first_key / kSplit * floats, rows, row, group,
+              stride);
     if (item.end_key == block.begin_key && item.end_key % kSplit)
       std::copy_n(lane_sums + t * group * 16, group * 16, to + merged_floats(block, shape_, plan_.window) + row * 16);
   }
@@ -307,8 +309,8 @@ void AttentionStep::find_shared() {
   const size_t count = shape_.seq_lens.size();
   std::vector<int64_t> seen(count);
   for (size_t i = 0; i < count; ++i)
-    if (shares_keys_ && num_queries(i) > 0 && num_queries(i) <= kSharedQueries) seen[i] = shape_.seq_lens[i] - num_queries(i);
-  shared_ = find_shared_keys(shape_, seen);
+    if (num_queries(i) > 0 && num_queries(i) <= kSharedQueries) seen[i] = shape_.seq_lens[i] - num_queries(i);
+  if (shares_keys_) shared_ = find_shared_keys(shape_, seen);
   begin_key_.resize(count);
   for (const SharedKeys& keys : shared_)
     for (const int32_t sequence : keys.sequences) begin_key_[static_cast<size_t>(sequence)] = keys.end_key;

@@ -98,8 +98,8 @@ struct SplitRange {
   QueryBlock block;
   int first_split, end_split;
   float* states;
-  // Sums of exponentials [rows][16], lane by lane; null: none. A block of several sequences writes those of its last split. Another
-  // block reads those of its first split, whose state contains the keys before begin_key.
+  // Sums of exponentials [rows][16], lane by lane; null: none. A block of several sequences writes those of its last
+  // split. Another block reads those of its first split, whose state contains the keys before begin_key.
   float* lane_sums;
 };
 

@@ -56,7 +56,8 @@ class Search {
       each_run(first, last, split_end, [&](size_t from, size_t to) {
         if (from > first) rest.end_key = std::min(rest.end_key, common_[from]);
         if (to - from == 1) return rest.sequences.push_back(order_[from]);
-        found_.push_back({first_key, split_end, {order_.begin() + static_cast<int64_t>(from), order_.begin() + static_cast<int64_t>(to)}});
+        const auto begin_of = [&](size_t place) { return order_.begin() + static_cast<int64_t>(place); };
+        found_.push_back({first_key, split_end, {begin_of(from), begin_of(to)}});
         divide(from, to, split_end);
       });
       if (rest.sequences.size() > 1) found_.push_back(std::move(rest));

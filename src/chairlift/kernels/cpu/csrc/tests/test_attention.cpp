@@ -29,6 +29,7 @@ struct Case {
   int64_t window;
   bool rotates, norms;
   bool scales_queries = false, has_sinks = false, keys_are_values = false;
+  int64_t num_shared = 0;  // the first keys of all sequences, which are in the blocks of the first one: a multiple of block_size
 
   std::string name() const {
     std::string text = std::to_string(shape.num_heads) + "/" + std::to_string(shape.num_kv_heads) + " heads of " +
@@ -105,6 +106,7 @@ class Layer {
       first_block_.push_back(first_block);
       first_block += (s.seq_len + c.block_size - 1) / c.block_size;
       tokens_.push_back(random.normals(s.seq_len * c.shape.qkv_width()));
+      if (tokens_.size() > 1) std::copy_n(tokens_[0].begin(), c.num_shared * c.shape.qkv_width(), tokens_.back().begin());
     }
     cos_sin_.resize(static_cast<size_t>(longest * c.shape.rotary_dim));
     const int half = c.shape.rotary_dim / 2;
@@ -134,7 +136,7 @@ class Layer {
         const float* own = tokens_[i].data() + token * case_.shape.qkv_width();
         qkv.insert(qkv.end(), own, own + case_.shape.qkv_width());
         positions.push_back(token);
-        shape.slot_mapping.push_back(slot(i, token));
+        shape.slot_mapping.push_back(i > 0 && token < case_.num_shared ? -1 : slot(i, token));
       }
       shape.query_start_loc.push_back(static_cast<int32_t>(positions.size()));
       shape.seq_lens.push_back(end[i]);
@@ -233,7 +235,8 @@ class Layer {
     return count;
   }
   int32_t block(size_t sequence, int64_t index) const {
-    return blocks_[static_cast<size_t>(first_block_[sequence] + index)];
+    const bool is_shared = index * case_.block_size < case_.num_shared;
+    return blocks_[static_cast<size_t>(first_block_[is_shared ? 0 : sequence] + index)];
   }
 
   Case case_;
@@ -387,6 +390,11 @@ void test_attention() {
         check_case({{num_heads, num_kv_heads, 64, 0.2f, type, nullptr, nullptr, 0.0f}, {{1, 130}, {1, 65}}, 16, window, true, false}, random);
     // Scores so different that weights relative to those of earlier keys are large.
     check_case({{4, 2, 32, 2.0f, type, nullptr, nullptr, 0.0f}, {{70, 600}, {1, 200}}, 16, 0, false, false}, random);
+    for (const int64_t num_shared : sizes({640, 512}, {640})) {
+      Case shared = {{4, 2, 32, 0.2f, type, nullptr, nullptr, 0.0f}, {{1, 720}, {2, 700}, {1, 660}}, 16, 0, false, false};
+      shared.num_shared = num_shared;
+      check_case(shared, random);
+    }
     Case latent = {{5, 1, kMaxHeadDim, 0.03f, type, nullptr, nullptr, 0.0f, 64}, {{1, 66}, {9, 20}}, 16, 0, true, false};
     latent.shape.kv_projections = 1;
     latent.keys_are_values = true;
