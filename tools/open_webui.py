@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 QUESTIONS: Final = ("What is the capital of France?", "And of Italy?")
 CHROMIUM_NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 START_SECONDS: Final = 300.0
+STOP_SECONDS: Final = 30.0
 ANSWER_SECONDS: Final = 300.0
 
 SETTINGS: Final = {
@@ -52,7 +53,7 @@ def running(command: str, url: str, api_key: str) -> Iterator[str]:
     own, address = {"OPENAI_API_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": api_key}, f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
-            [command, "serve", "--host", "127.0.0.1", "--port", str(port)],
+            [os.path.abspath(shutil.which(command) or command), "serve", "--host", "127.0.0.1", "--port", str(port)],
             env={**os.environ, **SETTINGS, **FOR_ONE_RUN, **own, "DATA_DIR": folder},
             cwd=folder,
             stdout=subprocess.DEVNULL,
@@ -63,7 +64,11 @@ def running(command: str, url: str, api_key: str) -> Iterator[str]:
             yield address
         finally:
             process.terminate()
-            process.wait()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def wait_until_healthy(process: subprocess.Popen[bytes], address: str) -> None:

@@ -222,8 +222,9 @@ def test_no_request_that_fits_waits_longer_than_the_bound(
         fill = ContinuousBatching.fill
 
         def checked_fill(batch: ContinuousBatching, plan: NextStep) -> None:
+            first = batch.waiting.peek()
             fill(batch, plan)
-            check(batch, plan)
+            check(batch, first)
 
         patch.setattr(ContinuousBatching, "fill", checked_fill)
         while arrivals or run.core.has_work:
@@ -240,15 +241,15 @@ class BoundCheck:
         self._head: Request | None = None
         self._num_steps = 0
 
-    def __call__(self, batch: ContinuousBatching, plan: NextStep) -> None:
-        if plan.output.new_requests and not batch.waiting.has_constant_keys:
-            self._head = None  # An admission changes the order, so that the head was passed by its policy, or is new.
-            return
+    def __call__(self, batch: ContinuousBatching, first: Request | None) -> None:
+        """Check the batch after a step is planned, which began with the head `first`."""
         head = batch.waiting.peek()
-        is_same, self._head = head is self._head, head
+        is_same, self._head = head is first is self._head, head
         self._num_steps = self._num_steps + 1 if is_same else 1
         if head is None or head.num_pending_tokens:
             return
+        if head is not first and not batch.waiting.has_constant_keys:
+            return  # An admission has changed the order, and the new head is tried in the next step.
         assert head.num_seats > batch.num_free_seats, "the head does not fit"
         if head.sampling_params.n > 1:
             assert self._num_steps <= self._window + LONGEST_OUTPUT + PROMPT_STEPS

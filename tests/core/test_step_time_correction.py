@@ -84,6 +84,20 @@ def test_steps_without_chunks_are_not_compared() -> None:
         assert (len(corrections([(num_tokens, 0.5, WINDOW_SECONDS)] * MIN_STEPS)) > 1) == is_compared
 
 
+def test_steps_that_are_mostly_attention_are_not_compared() -> None:
+    """Their time also depends on the windows of layers, which the estimate does not know."""
+    for start, is_compared in ((0, True), (20_000, False)):
+        correction, now = StepTimeCorrection(SHORT, lambda _: None), 0.0
+        request, changed = make_request("r", [1]), []
+        for _ in range(MIN_STEPS):
+            request.num_computed_tokens = start + 64
+            correction.record_step([request], [64], now)
+            now += 0.5 * (SHORT.fixed + SHORT.chunk_seconds(start, 64))
+            changed.append(correction.record_result(now))
+            now += WINDOW_SECONDS
+        assert any(changed) == is_compared
+
+
 def run(prompts: list[int], **options: Any) -> tuple[list[Event], dict[str, list[int]]]:
     """The events of an engine that is ten times as fast as estimated, and the tokens of its requests."""
     core, _, executor, log = make_engine(num_blocks=400, max_num_batched_tokens=128, **options)

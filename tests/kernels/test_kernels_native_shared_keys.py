@@ -97,10 +97,12 @@ def filled_cache(native: NativeAttention, step: Step, generator: torch.Generator
     return cache
 
 
-def attend(native: NativeAttention, step: Step, window: int | None, num_threads: int, *, shares: bool) -> torch.Tensor:
+def attend(
+    native: NativeAttention, step: Step, window: int | None, num_threads: int, *, shares: bool, most: int = 1 << 25
+) -> torch.Tensor:
     """The outputs of a step. Inputs, K and V are the same in each call."""
     NATIVE.set_num_threads(num_threads)
-    NATIVE.set_shares_keys(shares)
+    NATIVE.set_shares_keys(shares, most)
     shape, generator = native.shape, torch.Generator().manual_seed(5)
     cache = filled_cache(native, step, generator)
     num_values = 1 if shape.keys_are_values else 2
@@ -137,6 +139,7 @@ def test_sharing_changes_no_bit(kv_dtype: torch.dtype) -> None:
         window=st.sampled_from((None, None, 100, 4000)),
         soft_cap=st.sampled_from((None, None, 2.0)),
         num_threads=st.integers(1, 3),
+        most=st.sampled_from((1, 10_000, 100_000)),
     )
     def check(
         root: Branch,
@@ -147,12 +150,14 @@ def test_sharing_changes_no_bit(kv_dtype: torch.dtype) -> None:
         window: int | None,
         soft_cap: float | None,
         num_threads: int,
+        most: int,
     ) -> None:
         shape = AttentionShape(*heads, head_dim, head_dim**-0.5, torch.float32, CPU, kv_dtype, soft_cap)
         native, step = NativeAttention(shape), pack_tree([root, *branches], block_size)
         alone = attend(native, step, window, 1, shares=False)
         assert alone.isfinite().all()
         assert torch.equal(attend(native, step, window, num_threads, shares=True), alone)
+        assert torch.equal(attend(native, step, window, num_threads, shares=True, most=most), alone)
         shared.append(max(native.plan(step.metadata).step.shared_keys))
 
     check()

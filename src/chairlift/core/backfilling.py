@@ -120,12 +120,14 @@ class Backfilling:
 
     def _has_blocks(self, steps: int, request: Request) -> bool:
         """Whether no running request lacks a block during so many steps if this one is admitted and then ends."""
-        size = self._kv.block_size
+        size, num_free = self._kv.block_size, self._kv.num_free_blocks
         needed = self._kv.worst_case_blocks(request) * request.num_seats
+        if needed > num_free:
+            return False
         for each in self._batch.running:
             num_new = min(each.num_tokens + steps, each.end_total_tokens) - each.num_slots
             needed += max(0, -(-num_new // size)) * len(self._kv.windows) * each.num_seats
-        return needed <= self._kv.num_free_blocks
+        return needed <= num_free
 
 
 def _max_steps(request: Request) -> int:

@@ -15,6 +15,10 @@ WINDOW_SECONDS: Final = 60.0
 MIN_STEPS: Final = 8
 """Minimum number of these steps."""
 
+MAX_PAIRS: Final = 0.25
+"""Steps with a larger part of attention are not compared: layers with a window take less than estimated at any time,
+and that would make the other parts of the estimate too short."""
+
 MAX_RATIO: Final = 0.9
 """A larger ratio of measured to estimated seconds changes nothing."""
 
@@ -26,9 +30,10 @@ class StepTimeCorrection:
     """Compares the estimated seconds of steps with the seconds that they take.
 
     An engine that starts on a busy machine measures long times, which would keep the chunks of prompts short until it
-    ends. Therefore the estimate is multiplied by the ratio of measured to estimated seconds of all steps with chunks
-    in a window. It never becomes longer, because other processes delay steps only for a while. The estimates depend
-    on nothing but the recorded steps and their times, so the same records lead to the same estimates.
+    ends. Therefore the estimate is multiplied by the ratio of measured to estimated seconds of all steps in a window
+    that have chunks and hardly any attention. It never becomes longer, because other processes delay steps only for a
+    while. The estimates depend on nothing but the recorded steps and their times, so the same records lead to the same
+    estimates.
 
     Args:
         step_time: the estimate at the start.
@@ -44,10 +49,12 @@ class StepTimeCorrection:
 
     def record_step(self, requests: Sequence[Request], counts: Collection[int], now: float) -> None:
         """Record a step that is planned with `counts` tokens of these requests. Without a chunk it is not compared."""
-        estimated, time = 0.0, self._step_time
-        if sum(counts) >= len(counts) + CHUNK_MULTIPLE - 1:
+        estimated, time, num_tokens = 0.0, self._step_time, sum(counts)
+        if num_tokens >= len(counts) + CHUNK_MULTIPLE - 1:
             starts = [request.num_computed_tokens - count for request, count in zip(requests, counts, strict=True)]
             estimated = time.fixed + sum(map(time.chunk_seconds, starts, counts))
+            if estimated * (1 - MAX_PAIRS) > time.fixed + time.per_token * num_tokens:
+                estimated = 0.0
         self._in_flight.append((now, estimated))
 
     def record_result(self, now: float) -> StepTime | None:

@@ -22,7 +22,8 @@ TIME = StepTime(0.5, 0.1, 0.0, 10.0, 10.0)
 
 def make_queue(step_time: StepTime | None = None) -> EarliestDeadlineQueue:
     """A queue at the time 0; the length of a request's salt is the number of its cached tokens."""
-    queue = EarliestDeadlineQueue(step_time, 8, lambda request: len(request.cache_salt or ""))
+    queue = EarliestDeadlineQueue(8, lambda request: len(request.cache_salt or ""))
+    queue.set_step_time(step_time)
     queue.begin_step(0.0)
     return queue
 
@@ -146,7 +147,8 @@ def test_an_engine_admits_by_deadline() -> None:
 
 def test_the_head_is_admitted_though_its_allocation_changes_what_is_cached() -> None:
     num_cached = {"r0": 16}
-    queue = EarliestDeadlineQueue(TIME, 8, lambda request: num_cached.get(request.request_id, 0))
+    queue = EarliestDeadlineQueue(8, lambda request: num_cached.get(request.request_id, 0))
+    queue.set_step_time(TIME)
     for arrival in range(2):
         queue.push(waiting_request(arrival, 1.0 + arrival * 9, num_tokens=16))
     queue.begin_step(0.0)

@@ -17,7 +17,6 @@ from typing import Final
 
 from chairlift.core.queues.request_queue import Key, RequestQueue
 from chairlift.request import Request
-from chairlift.step_time import StepTime
 
 TURN_OF_OTHERS: Final = 8
 """While requests yield, one of this number of admissions goes to the oldest of them, so that none starves."""
@@ -38,11 +37,8 @@ class EarliestDeadlineQueue(RequestQueue):
     has_constant_keys = False
     keeps_tpot = True
 
-    def __init__(
-        self, step_time: StepTime | None, max_num_batched_tokens: int, num_cached_tokens: Callable[[Request], int]
-    ) -> None:
+    def __init__(self, max_num_batched_tokens: int, num_cached_tokens: Callable[[Request], int]) -> None:
         super().__init__()
-        self.step_time = step_time
         self._max_num_batched_tokens = max_num_batched_tokens
         self._num_cached_tokens = num_cached_tokens
         self._now = -math.inf

@@ -39,7 +39,7 @@ def make_queue(config: SchedulerConfig, num_cached_tokens: Callable[[Request], i
         FairQueue: (config.tenant_weights,),
         MultilevelFeedbackQueue: (max(1, min(QUANTUM, config.max_model_len // 4)),),
         PrefixFairQueue: (config.tenant_weights, num_cached_tokens),
-        EarliestDeadlineQueue: (config.step_time, config.max_num_batched_tokens, num_cached_tokens),
+        EarliestDeadlineQueue: (config.max_num_batched_tokens, num_cached_tokens),
         RequestQueue: (),
     }
     chosen = QUEUES.get(config.scheduling_policy) or queue_class(config.scheduling_policy)

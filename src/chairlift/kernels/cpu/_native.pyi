@@ -503,9 +503,9 @@ class AttentionStep:
         The number of first keys of each sequence that layers without a window compute with other sequences.
         """
 
-def set_shares_keys(shares_keys: bool) -> None:
+def set_shares_keys(shares_keys: bool, most_state_floats: int = 33554432) -> None:
     """
-    Whether later steps compute keys that sequences share once for all of them, which changes no result; for tests and measurements. The default is True.
+    Whether later steps compute keys that sequences share once for all of them, as long as their states have at most so many floats. It changes no result; for tests and measurements. The default is True.
     """
 
 class PagedAttention:

@@ -17,9 +17,6 @@ constexpr int kManyRows = 512;          // the same, where enough items remain f
 constexpr int kItemsPerThread = 6;      // so that threads finish at about the same time
 constexpr int64_t kTileLoadRows = 8;    // the cost of loading a tile, in rows computed over it
 constexpr int64_t kPrepareRows = 16;    // tokens of a prompt whose K and V one task writes
-// The states of a step, 128 MiB, above which blocks are no longer cut only to divide the work equally. A chunk of 512
-// tokens at 32,768 tokens of context would have up to 1.6 GB for 16 threads.
-constexpr int64_t kMostStateFloats = 32 << 20;
 constexpr int64_t kSharedQueries = 8;   // the most tokens of a sequence that shares keys; more use a tile well alone
 constexpr int64_t kSharedRows = 48;     // the least rows of a task of shared keys that is cut for more threads
 
@@ -310,7 +307,7 @@ void AttentionStep::find_shared() {
   std::vector<int64_t> seen(count);
   for (size_t i = 0; i < count; ++i)
     if (num_queries(i) > 0 && num_queries(i) <= kSharedQueries) seen[i] = shape_.seq_lens[i] - num_queries(i);
-  if (shares_keys_) shared_ = find_shared_keys(shape_, seen);
+  if (most_shared_floats_ > 0) shared_ = find_shared_keys(shape_, seen);
   begin_key_.resize(count);
   for (const SharedKeys& keys : shared_)
     for (const int32_t sequence : keys.sequences) begin_key_[static_cast<size_t>(sequence)] = keys.end_key;
@@ -354,7 +351,7 @@ int AttentionStep::tokens_per_block(const AttentionShape& attention, int64_t win
 
 void AttentionStep::cut_blocks(const AttentionShape& attention, StepPlan& plan) const {
   const int many_heads = heads_per_block(attention, plan.window);
-  const int64_t most_shared = plan.window == 0 ? most_shared_keys(attention) : 0;
+  int64_t num_shared_floats = 0;
   std::vector<size_t> first_block;  // of each sequence
   for (size_t i = 0; i < shape_.seq_lens.size(); ++i) {
     first_block.push_back(plan.blocks.size());
@@ -368,23 +365,28 @@ void AttentionStep::cut_blocks(const AttentionShape& attention, StepPlan& plan) 
       block.num_tokens = static_cast<int32_t>(std::min<int64_t>(num_tokens, count - t));
       block.num_kv_heads = count == 1 ? many_heads : 1;
       block.writes_kv = is_decode(i);
-      block.begin_key = std::min(begin_key_[i], most_shared);
+      block.begin_key = plan.window == 0 ? begin_key_[i] : 0;
       for (int head = 0; head < attention.num_kv_heads; head += block.num_kv_heads) {
         block.first_kv_head = head;
         plan.blocks.push_back(block);
       }
     }
+    num_shared_floats += limit_shared(attention, first_block.back(), most_shared_floats_ - num_shared_floats, plan);
   }
-  for (const SharedKeys& keys : shared_)
-    if (keys.end_key <= most_shared) cut_shared(attention, keys, first_block, plan);
+  if (plan.window != 0) return;
+  for (const SharedKeys& keys : shared_) cut_shared(attention, keys, first_block, plan);
 }
 
-// The number of shared keys whose states do not exceed kMostStateFloats.
-int64_t AttentionStep::most_shared_keys(const AttentionShape& attention) const {
-  int64_t rows = 1;
-  for (size_t i = 0; i < begin_key_.size(); ++i)
-    if (begin_key_[i] > 0) rows += num_queries(i) * attention.num_heads;
-  return kMostStateFloats / state_floats(rows, attention.row_stride()) * kSplit;
+// Lets a sequence compute all keys alone if the states of its blocks, those from `first` on, have more floats than allowed.
+// Returns the floats of the states that it merges with those of shared keys.
+int64_t AttentionStep::limit_shared(const AttentionShape& attention, size_t first, int64_t most_floats, StepPlan& plan) const {
+  int64_t floats = 0;
+  for (size_t i = first; i < plan.blocks.size(); ++i)
+    if (plan.blocks[i].begin_key)
+      floats += merged_floats(plan.blocks[i], attention, plan.window) + num_rows(plan.blocks[i], attention) * 16;
+  if (floats <= most_floats) return floats;
+  for (size_t i = first; i < plan.blocks.size(); ++i) plan.blocks[i].begin_key = 0;
+  return 0;
 }
 
 // Divides shared keys into items of one KV head, whose tokens are divided too where the items are too few for all threads.
@@ -394,6 +396,7 @@ void AttentionStep::cut_shared(const AttentionShape& attention, const SharedKeys
   for (const int32_t sequence : keys.sequences) {
     const size_t at = first_block[static_cast<size_t>(sequence)];
     const BlockPlan first = plan.blocks[at];
+    if (!first.begin_key) continue;
     for (int32_t t = 0; t < num_queries(static_cast<size_t>(sequence)); ++t) {
       const auto block = static_cast<int64_t>(at) + t / first.num_tokens * (num_heads / first.num_kv_heads);
       plan.shared_tokens.push_back({static_cast<int32_t>(block), t % first.num_tokens});
@@ -401,6 +404,7 @@ void AttentionStep::cut_shared(const AttentionShape& attention, const SharedKeys
     }
   }
   const int64_t count = static_cast<int64_t>(plan.shared_tokens.size()) - begin, rows = count * attention.group();
+  if (count == 0) return;
   const int64_t num_whole = static_cast<int64_t>(shared_.size()) * num_heads;
   const int64_t least_items = static_cast<int64_t>(Pool::get().num_threads()) * kItemsPerThread;
   const int64_t wanted = std::min((least_items + num_whole - 1) / num_whole, rows / kSharedRows);

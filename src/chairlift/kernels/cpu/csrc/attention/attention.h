@@ -77,6 +77,10 @@ struct StepPlan {
   std::unique_ptr<Lane[]> lanes;
 };
 
+// The states of a step, 128 MiB, above which blocks are no longer cut only to divide the work equally, and no further sequence
+// shares keys. A chunk of 512 tokens at 32,768 tokens of context would have up to 1.6 GB for 16 threads.
+constexpr int64_t kMostStateFloats = 32 << 20;
+
 // The sequences of one step, and their division into tasks for each sliding window.
 class AttentionStep {
  public:
@@ -90,25 +94,26 @@ class AttentionStep {
   const std::vector<std::pair<int64_t, int64_t>>& padding_rows() const { return padding_rows_; }
   // Rows whose K and V are written before attention, because other rows of the step may see them: the same pairs.
   const std::vector<std::pair<int64_t, int64_t>>& prompt_rows() const { return prompt_rows_; }
-  // The number of first keys of each sequence that are computed with other sequences.
+  // The number of first keys of each sequence that are computed with other sequences, as far as their states are allowed.
   const std::vector<int64_t>& shared_keys() const { return begin_key_; }
   StepPlan& plan(const AttentionShape& attention, int64_t window);
-  // Whether later steps compute shared keys once, which changes no result; for tests and measurements.
-  static void set_shares_keys(bool shares_keys) { shares_keys_ = shares_keys; }
+  // The most floats of the states of sequences that share keys in a later step, 0: each computes its keys alone. It changes no
+  // result; for tests and measurements.
+  static void set_most_shared_floats(int64_t most) { most_shared_floats_ = most; }
 
  private:
   void find_shared();
   void cut_blocks(const AttentionShape& attention, StepPlan& plan) const;
   void cut_shared(const AttentionShape& attention, const SharedKeys& keys, const std::vector<size_t>& first_block,
                   StepPlan& plan) const;
-  int64_t most_shared_keys(const AttentionShape& attention) const;
+  int64_t limit_shared(const AttentionShape& attention, size_t first, int64_t most_floats, StepPlan& plan) const;
   int64_t count_own_keys(size_t sequence, int64_t window) const;
   int heads_per_block(const AttentionShape& attention, int64_t window) const;
   int tokens_per_block(const AttentionShape& attention, int64_t window, size_t sequence) const;
   int64_t num_queries(size_t sequence) const;
   bool is_decode(size_t sequence) const;
 
-  static inline std::atomic<bool> shares_keys_{true};
+  static inline std::atomic<int64_t> most_shared_floats_{kMostStateFloats};
 
   StepShape shape_;
   int64_t longest_ = 0;

@@ -105,9 +105,11 @@ Raises:
            nb::arg("block_size"))
       .def_prop_ro("shared_keys", &AttentionStep::shared_keys,
                    "The number of first keys of each sequence that layers without a window compute with other sequences.");
-  m.def("set_shares_keys", &AttentionStep::set_shares_keys, nb::arg("shares_keys"),
-        "Whether later steps compute keys that sequences share once for all of them, which changes no result; for tests and "
-        "measurements. The default is True.");
+  m.def("set_shares_keys",
+        [](bool shares_keys, int64_t most) { AttentionStep::set_most_shared_floats(shares_keys ? most : 0); },
+        nb::arg("shares_keys"), nb::arg("most_state_floats") = kMostStateFloats,
+        "Whether later steps compute keys that sequences share once for all of them, as long as their states have at most so many "
+        "floats. It changes no result; for tests and measurements. The default is True.");
   nb::class_<AttentionShape>(m, "PagedAttention",
                              R"(Norm, rotary embedding, KV writes and attention of the layers of a model.
 
