@@ -29,7 +29,7 @@ from chairlift.models.registry import read_hf_config
 
 CONFIGS: Final = Path(__file__).parents[1] / "tests" / "data" / "published_configs.jsonl"
 
-NUM_CONVERSATIONS: Final = 20
+NUM_SEQS: Final = 20
 CONTEXT: Final = 4096
 """Tokens of each conversation at its end."""
 
@@ -77,12 +77,12 @@ MACHINES: Final = (
 
 INTRODUCTION: Final = f"""# Choose a model
 
-The memory and the speed of models for {NUM_CONVERSATIONS} conversations at the same time, each of {CONTEXT:,} tokens. This page
+The memory and the speed of models for {NUM_SEQS} conversations at the same time, each of {CONTEXT:,} tokens. This page
 is written by `python -m docs.choose_model` from the published configurations of the models, with the plan of memory and
 the cost model of [`chairlift plan`](laboratory.md#plan-memory-and-speed).
 
 ```
-chairlift plan Qwen/Qwen3-0.6B --max-num-seqs {NUM_CONVERSATIONS} --max-model-len {CONTEXT} --memory 12GiB
+chairlift plan Qwen/Qwen3-0.6B --max-num-seqs {NUM_SEQS} --max-model-len {CONTEXT} --memory 12GiB
 ```
 
 plans another model or another number of requests.
@@ -91,7 +91,7 @@ plans another model or another number of requests.
 NOTES: Final = f"""
 ## What the numbers mean
 
-**File** is the size of the matrices in a GGUF file. **RAM** is the whole server: its two processes, weights, the largest step, and K and V of {NUM_CONVERSATIONS}
+**File** is the size of the matrices in a GGUF file. **RAM** is the whole server: its two processes, weights, the largest step, and K and V of {NUM_SEQS}
 times {CONTEXT:,} tokens in bfloat16, which `--kv-cache-dtype int8` halves. Fewer or shorter conversations need less.
 
 **Tokens/s** are predicted for decoding in the middle of the context, without prompts. The machine with 2 cores is the one of
@@ -108,7 +108,7 @@ class PlannedRow:
 
     Attributes:
         file_bytes: size of the matrices in the file.
-        memory_bytes: memory of a server with NUM_CONVERSATIONS conversations of CONTEXT tokens.
+        memory_bytes: memory of a server with NUM_SEQS conversations of CONTEXT tokens.
         speeds: output tokens per second of all conversations together, and of one that is alone, for each machine.
     """
 
@@ -151,7 +151,7 @@ def planned_row(config: ModelConfig, name: str, file_format: str) -> PlannedRow:
     formats = {f"{part}.weight": matrix_format(matrix, part, config, file_format) for matrix, part, _ in named}
     file_bytes = sum(out * row_bytes(formats[f"{part}.weight"], matrix.in_features) for matrix, part, out in named)
     options = EngineConfig(
-        kernels="native", max_num_seqs=NUM_CONVERSATIONS, max_model_len=CONTEXT, kv_cache_memory_bytes=LARGE_POOL
+        kernels="native", max_num_seqs=NUM_SEQS, max_model_len=CONTEXT, kv_cache_memory_bytes=LARGE_POOL
     )
     memory = plan_memory(options, config, formats.__getitem__, None)
     assert memory.pool.limited_by == "demand", "the pool has room for all conversations"
@@ -165,7 +165,7 @@ def speeds_on(cost: Roofline) -> tuple[float, float]:
     """Output tokens per second of all conversations in the middle of their context, and of a single one."""
     together, alone = (
         num_seqs / cost.seconds(StepShape(num_seqs, num_seqs, num_seqs, *[num_seqs * CONTEXT // 2] * 2))
-        for num_seqs in (NUM_CONVERSATIONS, 1)
+        for num_seqs in (NUM_SEQS, 1)
     )
     return together, alone
 
@@ -203,7 +203,7 @@ def memory_lines(planned: list[PlannedRow]) -> Iterator[str]:
 
 
 def speed_lines(planned: list[PlannedRow], column: int) -> Iterator[str]:
-    title = (f"Tokens/s of {NUM_CONVERSATIONS} conversations together", "Tokens/s of one conversation alone")[column]
+    title = (f"Tokens/s of {NUM_SEQS} conversations together", "Tokens/s of one conversation alone")[column]
     names = " | ".join(each.name for each in MACHINES)
     yield from ("", f"## {title}", "", f"| model | {names} |", f"|---|{'---:|' * len(MACHINES)}")
     for row in planned:
