@@ -1,7 +1,8 @@
 """Measures the native kernels of linear layers and attention in the shapes of a model, relative to the CPU's speed.
 
     python -m benchmarks.kernels [--model PATH] [--formats q4_1,int8] [--rows 1,4,16,64,256,512] [--batch-sizes 1,16,64]
-                                 [--contexts 128,1024,4096] [--kv-cache-dtype bfloat16] [--num-threads N] [--rounds 7]
+                                 [--contexts 128,1024,4096] [--shared-keys 2048] [--kv-cache-dtype bfloat16]
+                                 [--num-threads N] [--rounds 7]
 
 A pass computes all layers of the model, so weights, K and V are read from memory as in a step, and not from a cache.
 Values are normal random numbers; weights in formats to which floats cannot be rounded are zero. The ceiling of a pass
@@ -55,6 +56,9 @@ EIGHT_BIT: Final = ("q8_0", "iq4_nl", "iq4_xs", "u8_g32", "int8")
 
 CHUNK: Final = 512
 """Maximum number of tokens of a prefill pass: the default token budget."""
+
+OWN_KEYS: Final = 16
+"""Number of tokens of each sequence behind shared ones."""
 
 MIN_SECONDS: Final = 0.1
 """Minimum time of all measured passes of a case, which are repeated if they are shorter."""
@@ -284,18 +288,32 @@ def _prologue(product: Product) -> Prologue:
 
 
 class AttentionCase(NamedTuple):
-    """The size of an attention pass: `num_queries` are the last tokens of each sequence of `context` tokens."""
+    """The size of an attention pass: `num_queries` are the last tokens of each sequence of `context` tokens, and the
+    first `num_shared` are in the same blocks for all sequences."""
 
     num_seqs: int
     num_queries: int
     context: int
+    num_shared: int = 0
 
 
 class AttentionPass:
-    """A pass over norm, rotation, KV writes and attention of all layers, with blocks in random order."""
+    """A pass over norm, rotation, KV writes and attention of all layers, with blocks in random order.
 
-    def __init__(self, config: ModelConfig, kv_dtype: torch.dtype, block_size: int, case: AttentionCase) -> None:
-        self.kernel = "decode" if case.num_queries == 1 else "prefill"
+    Args:
+        shares_keys: whether keys that sequences share are computed once.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        kv_dtype: torch.dtype,
+        block_size: int,
+        case: AttentionCase,
+        *,
+        shares_keys: bool = True,
+    ) -> None:
+        self.kernel = ("decode" if case.num_queries == 1 else "prefill") + ("" if shares_keys else " for each")
         self._case, self._kv_dtype = case, kv_dtype
         specs = config.attention_specs
         blocks = case.num_seqs * -(-case.context // block_size)
@@ -310,6 +328,7 @@ class AttentionPass:
         cpu = torch.device("cpu")
         rotations = {key: RotaryStep(positions, rotary_table(*key, case.context, cpu)) for key in config.ropes}
         self._calls: list[Callable[[], torch.Tensor]] = []
+        native.set_shares_keys(shares_keys)
         for spec in self._specs:
             shape = attention_shape(spec, torch.float32, cpu, kv_dtype)
             if shape not in backends:
@@ -323,6 +342,7 @@ class AttentionPass:
             caches.append(_filled_cache(backend, blocks, block_size, generator) if source is None else caches[source])
             call = partial(backend.forward, inputs[width], rotation, caches[-1], plan, spec.sliding_window, None)
             self._calls.append(call)
+        native.set_shares_keys(True)
 
     def __call__(self) -> Seconds:
         """Measure the seconds of a layer."""
@@ -335,7 +355,7 @@ class AttentionPass:
         """The mean work of a layer on an instruction set: reading every visible key and value once, and two products
         of a query with each."""
         unit = "fma" if self._kv_dtype == torch.float32 else ISA_UNITS.get(isa, {}).get("bf16", "fma")
-        num_seqs, num_queries, context = self._case
+        num_seqs, num_queries, context, _ = self._case
         products = read = 0
         for spec in self._specs:
             window = spec.sliding_window or context
@@ -361,12 +381,13 @@ def _filled_cache(backend: NativeAttention, num_blocks: int, block_size: int, ge
 
 
 def attention_metadata(case: AttentionCase, block_size: int) -> AttentionMetadata:
-    """The metadata of a step of equal sequences whose blocks are in random order."""
-    num_seqs, num_queries, context = case
+    """The metadata of a step of equally long sequences whose blocks are in random order."""
+    num_seqs, num_queries, context, num_shared = case
     per_seq = -(-context // block_size)
     order = list(range(num_seqs * per_seq))
     random.Random(0).shuffle(order)
     tables = torch.tensor(order, dtype=torch.int32).view(num_seqs, per_seq)
+    tables[:, : num_shared // block_size] = tables[0, : num_shared // block_size]
     positions = torch.arange(context - num_queries, context)
     slots = tables[:, positions // block_size].long() * block_size + positions % block_size
     starts = list(range(0, num_seqs * num_queries + 1, num_queries))
@@ -444,11 +465,16 @@ def linear_measurements(
             yield Measurement({"rows": count}, partial(layers, count), layers.work(count), layers.formats)
 
 
-def attention_cases(batch_sizes: Sequence[int], contexts: Sequence[int]) -> Iterator[AttentionCase]:
-    """For each context a decode step of each batch size, and one chunk of a prompt."""
+def attention_cases(
+    batch_sizes: Sequence[int], contexts: Sequence[int], shared: Sequence[int]
+) -> Iterator[AttentionCase]:
+    """For each context a decode step of each batch size, and one chunk of a prompt; for each number of shared keys a
+    decode step of each batch size of several sequences with `OWN_KEYS` more."""
     for context in contexts:
         yield from (AttentionCase(size, 1, context) for size in batch_sizes)
         yield AttentionCase(1, min(CHUNK, context), context)
+    for num_shared in shared:
+        yield from (AttentionCase(size, 1, num_shared + OWN_KEYS, num_shared) for size in batch_sizes if size > 1)
 
 
 def measure_kernels(args: argparse.Namespace) -> dict[str, Any]:
@@ -464,7 +490,8 @@ def measure_kernels(args: argparse.Namespace) -> dict[str, Any]:
     model = source.config()
     if any(layer.mixture is not None for layer in model.layers):
         raise ConfigError(f"{model.name} is a mixture of experts, whose products depend on the tokens of a step")
-    if (longest := max(args.contexts)) > model.max_position_embeddings:
+    longest = max(args.contexts + [count + OWN_KEYS for count in args.shared_keys])
+    if longest > model.max_position_embeddings:
         raise ConfigError(f"contexts must be at most {model.max_position_embeddings} for this model, got {longest}")
     found, name = source.formats(model), source.name
     del source  # It holds the open file.
@@ -475,12 +502,14 @@ def measure_kernels(args: argparse.Namespace) -> dict[str, Any]:
     measure(linear, args.rounds, meter)
     samples = [speeds for each in linear for speeds, _ in each.samples]
     attention: list[dict[str, Any]] = []
-    for case in attention_cases(args.batch_sizes, args.contexts):  # one after the other: K and V are large
-        layers = AttentionPass(model, getattr(torch, kv_cache_dtype), config.block_size, case)
-        measured = Measurement(case._asdict(), layers, {layers.kernel: layers.work(native.isa())})
-        measure([measured], args.rounds, meter)
-        attention += measured.records()
-        samples += [speeds for speeds, _ in measured.samples]
+    # One case after the other: K and V are large.
+    for case in attention_cases(args.batch_sizes, args.contexts, args.shared_keys):
+        make_pass = partial(AttentionPass, model, getattr(torch, kv_cache_dtype), config.block_size, case)
+        passes = [make_pass(shares_keys=shares) for shares in ((False, True) if case.num_shared else (True,))]
+        measured = [Measurement(case._asdict(), each, {each.kernel: each.work(native.isa())}) for each in passes]
+        measure(measured, args.rounds, meter)
+        attention += [record for each in measured for record in each.records()]
+        samples += [speeds for each in measured for speeds, _ in each.samples]
     return {
         "model": name,
         "isa": native.isa(),
@@ -534,6 +563,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=numbers, default=[1, 4, 16, 64, 256, 512], help="rows of linear layers")
     parser.add_argument("--batch-sizes", type=numbers, default=[1, 16, 64], help="sequences that decode together")
     parser.add_argument("--contexts", type=numbers, default=[128, 1024, 4096], help="tokens in KV memory")
+    parser.add_argument("--shared-keys", type=numbers, default=[], help="tokens that sequences share")
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--num-threads", type=int, help="default: all cores")
     parser.add_argument("--rounds", type=int, default=7)

@@ -108,6 +108,9 @@ def test_the_slots_are_those_of_the_last_tokens() -> None:
     expected = [table[position // 8] * 8 + position % 8 for table in tables for position in range(17, 21)]
     assert metadata.slot_mapping.tolist() == expected
     assert metadata.query_start_loc_host == [0, 4, 8, 12]
+    tables = attention_metadata(AttentionCase(3, 1, 21, num_shared=16), block_size=8).block_tables
+    assert (tables[:, :2] == tables[0, :2]).all()
+    assert len(set(tables[:, 2].tolist())) == 3
 
 
 @needs_native
@@ -119,8 +122,8 @@ def test_ceilings_are_measured() -> None:
 
 @needs_native
 def test_tables_and_json(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["--rows", "1,9", "--batch-sizes", "1,3", "--contexts", "20,64", "--rounds", "1", "--num-threads", "1"]
-    arguments = ["--model", str(tiny_model_dir("llama")), "--formats", "q4_1,int8", *sizes]
+    sizes = ["--rows", "1,9", "--batch-sizes", "1,3", "--contexts", "20,64", "--shared-keys", "128", "--rounds", "1"]
+    arguments = ["--model", str(tiny_model_dir("llama")), "--formats", "q4_1,int8", "--num-threads", "1", *sizes]
     kernels.main([*arguments, "--json"])
     record = json.loads(capsys.readouterr().out)["results"]
     names = {LAYERS, "qkv", "output", "gate_up", "down", LM_HEAD}
@@ -128,7 +131,9 @@ def test_tables_and_json(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixtur
         (name, weights) for name in names for weights in ("q4_1", "int8")
     }
     assert all(time["ceiling_share"] > 0 for time in (*record["linear"], *record["attention"]))
-    assert [time["num_queries"] for time in record["attention"]] == [1, 1, 20, 1, 1, 64]
+    assert [time["num_queries"] for time in record["attention"]] == [1, 1, 20, 1, 1, 64, 1, 1]
+    shared = [(time["kernel"], time["num_seqs"]) for time in record["attention"] if time["num_shared"] == 128]
+    assert shared == [("decode for each", 3), ("decode", 3)]
     kernels.main(arguments)
     output = capsys.readouterr().out
     assert "reading memory, GB/s" in output
