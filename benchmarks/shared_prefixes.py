@@ -45,7 +45,9 @@ class SharedPrefixRun:
 
     def __init__(self, args: argparse.Namespace) -> None:
         seats = max(args.batch_sizes)
-        config = EngineConfig(model=args.model, kernels="native", num_threads=args.num_threads)
+        config = EngineConfig(
+            model=args.model, kernels="native", num_threads=args.num_threads, skip_tokenizer_init=True
+        )
         loaded = load_model(config)
         self._steps, self._outputs = args.steps, output_tokens(seats, args.steps)
         longest = max(args.prefixes) + args.own + self._outputs
