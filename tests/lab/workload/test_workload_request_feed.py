@@ -128,3 +128,25 @@ def test_invalid_requests_are_rejected(changes: dict[str, Any], problem: str) ->
 def test_max_output_len_is_the_declared_limit() -> None:
     assert request("a").max_output_len == 2
     assert request("a", max_tokens=9).max_output_len == 9
+
+
+def test_a_turn_is_sent_after_the_end_of_the_one_before_and_begins_with_its_tokens() -> None:
+    second = {"follows": "a", "continues": "a"}
+    feed = RequestFeed([request("a", 1.0), request("b", 0.5, **second), request("c", 2.0, **second)])
+    assert ids(feed.pop_due(9.0)) == ["a"]
+    assert feed.next_time() is None
+    assert not feed.is_exhausted
+    feed.finish("a", 9.0, [1, 7, 8])
+    assert feed.pop_due(9.4) == []
+    (turn,) = feed.pop_due(9.5)
+    assert (turn.arrival, turn.prompt_token_ids) == (9.5, [1, 7, 8, 1])
+    (turn,) = feed.pop_due(12.0)
+    assert (turn.arrival, turn.prompt_token_ids) == (11.0, [1, 7, 8, 1])
+    assert feed.is_exhausted
+    assert not feed._tokens
+
+
+def test_a_turn_follows_a_request_before_it() -> None:
+    for field in ("follows", "continues"):
+        with pytest.raises(ConfigError, match=f"request 'a': {field}='b' must be the id of a request before it"):
+            RequestFeed([request("a", **{field: "b"}), request("b")])

@@ -12,6 +12,7 @@ from chairlift.errors import ConfigError, RequestError
 from chairlift.events import EventList
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.request_feed import RequestFeed
+from chairlift.request import Request
 
 
 def forced_requests(engine: Engine, workload: Sequence[WorkloadRequest]) -> list[EngineRequest]:
@@ -61,14 +62,18 @@ def drive(
         ConfigError: a request does not fit the engine, or the workload is invalid (see `RequestFeed`).
     """
     core = engine.core
-    prepared = {request.request_id: request for request in forced_requests(engine, workload)}
-    tokens: dict[str, list[int]] = {request_id: [] for request_id in prepared}
+    first = [item for item in workload if item.continues is None]
+    prepared = {request.request_id: request for request in forced_requests(engine, first)}
+    tokens: dict[str, list[int]] = {item.request_id: [] for item in workload}
+    unfinished: dict[str, Request] = {}
     feed = RequestFeed(workload, max_concurrency)
     start = core.now()
     while not feed.is_exhausted or core.has_work:
         now = core.now() - start
         for item in feed.pop_due(now):
-            core.add(replace(prepared[item.request_id], arrival_time=start + item.arrival).to_request())
+            (made,) = [prepared.pop(item.request_id)] if item.continues is None else forced_requests(engine, [item])
+            unfinished[item.request_id] = request = replace(made, arrival_time=start + item.arrival).to_request()
+            core.add(request)
         if not core.has_work:
             next_time = feed.next_time()
             assert next_time is not None, "the engine is idle, so the next request has an arrival time"
@@ -77,7 +82,8 @@ def drive(
         for output in core.step():
             tokens[output.request_id] += output.new_token_ids
             if output.finish_reason is not None:
-                feed.finish(output.request_id, core.now() - start)
+                request = unfinished.pop(output.request_id)
+                feed.finish(output.request_id, core.now() - start, request.token_ids)
     return tokens
 
 

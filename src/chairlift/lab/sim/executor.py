@@ -17,22 +17,24 @@ TOP_TOKEN: Final = (1.5, 0.7)
 0.68. The savings of beam search depend on it (preset vllm-fig15)."""
 
 ZERO_TOKEN = [0]
-"""The sampled tokens; one list that all requests share and that must not be changed."""
+"""The sampled tokens of a request that allows any."""
 
 
 @dataclass(slots=True)
 class _Row:
-    """A request in the batch, with its numbers of computed and known tokens, and the number of its beams."""
+    """A request in the batch, with its numbers of computed and known tokens, the number of its beams, and its tokens in
+    each step."""
 
     num_computed: int
     num_known: int
     num_beams: int
+    sampled: list[int]
 
 
 class SimExecutor:
     """Implements `Executor` without a model: a step takes the seconds of a cost model on a virtual clock.
 
-    Every sampled token is 0. This adds no hits of the prefix cache between requests with different prompts, because the
+    Every sampled token is 0, or the first allowed one. This adds no hits of the prefix cache between requests with different prompts, because the
     hash of a block includes all tokens before it. Requests with equal prompts have equal outputs, as under greedy
     sampling, and share their blocks. Swapped blocks are copied before the step.
 
@@ -62,7 +64,8 @@ class SimExecutor:
             del self._rows[request_id]
         for new in output.new_requests:
             num_beams = new.sampling_params.n if new.sampling_params.use_beam_search else 0
-            self._rows[new.request_id] = _Row(new.num_computed_tokens, len(new.token_ids), num_beams)
+            sampled = list(new.sampling_params.allowed_token_ids or ZERO_TOKEN)[:1]
+            self._rows[new.request_id] = _Row(new.num_computed_tokens, len(new.token_ids), num_beams, sampled)
         shape, token_ids = self._advance(output)
         logprobs = {
             rid: [self._likely_tokens(self._rows[rid].num_beams)] for rid in token_ids if self._rows[rid].num_beams
@@ -119,4 +122,4 @@ class SimExecutor:
     def _sample(self, request_id: str, num_known: int, drafts: Sequence[int]) -> list[int]:
         """Returns the tokens after the known tokens: one, and one after each accepted draft token."""
         assert not drafts, "the simulator has no speculative decoding"
-        return ZERO_TOKEN
+        return self._rows[request_id].sampled

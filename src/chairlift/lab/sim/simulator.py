@@ -146,12 +146,14 @@ def simulate(
         events.emit(config.engine_started())
     feed = workload if isinstance(workload, RequestFeed) else RequestFeed(workload)
     core, executor = make_engine_core(config, cost_model, clock, events)
+    unfinished: dict[str, Request] = {}
     while True:
         while due := feed.pop_due(clock.now()):
             for item in due:
                 try:
                     for request in [forced_request(item)] if requests_for is None else requests_for(item):
                         core.add(request)
+                        unfinished[request.request_id] = request
                 except RequestError as error:
                     result.rejected.append((item.request_id, str(error)))
                     feed.finish(item.request_id, clock.now())
@@ -159,7 +161,7 @@ def simulate(
         if core.has_work:
             for output in core.step():
                 if output.finish_reason is not None:
-                    feed.finish(output.request_id, clock.now())
+                    feed.finish(output.request_id, clock.now(), unfinished.pop(output.request_id).token_ids)
         elif (next_time := feed.next_time()) is not None:
             clock.advance(max(0.0, next_time - clock.now()))
         else:

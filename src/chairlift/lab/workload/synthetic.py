@@ -54,12 +54,12 @@ def make_workload(
         pairs = paired_lengths(prompt, output, max_model_len, prompt_rng, count)
     limits = [0] * count if max_tokens is None else max_tokens.sample(limit_rng, count)
     times = arrivals.times(arrival_rng, count)
-    prefix = _random_tokens(token_rng, prefix_len, vocab_size)
+    prefix = random_tokens(token_rng, prefix_len, vocab_size)
     return [
         WorkloadRequest(
             f"r{token_round}-{i}",
             times[i],
-            prefix + _random_tokens(token_rng, prompt_len, vocab_size),
+            prefix + random_tokens(token_rng, prompt_len, vocab_size),
             output_len,
             max_tokens=None if max_tokens is None else max(output_len, limits[i]),
         )
@@ -82,6 +82,7 @@ def _remainders(vocab_size: int) -> bytes:
     return bytes(value % vocab_size for value in range(256))
 
 
-def _random_tokens(rng: np.random.Generator, count: int, vocab_size: int) -> list[int]:
+def random_tokens(rng: np.random.Generator, count: int, vocab_size: int) -> list[int]:
+    """Returns `count` token ids that are uniform over 0..vocab_size - 1."""
     tokens: list[int] = rng.integers(vocab_size, size=count).tolist()
     return tokens
