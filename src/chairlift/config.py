@@ -25,6 +25,7 @@ BATCHINGS = ("continuous", "static")
 STATIC_RUN_TO = ("batch", "global")
 KV_POLICIES = ("paged", "exact", "max", "pow2", "oracle")
 KV_ARENAS = ("buddy", "first-fit")
+EVICTION_POLICIES = ("expected-use", "lru")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 PREEMPTION_MODES = ("recompute", "swap")
 LOAD_FORMATS = ("auto", "dummy")
@@ -266,6 +267,11 @@ class EngineConfig:
     kv_arena: str = option("buddy", "Allocator of reservations.", choices=KV_ARENAS)
     enable_prefix_caching: bool | None = option(
         None, "Share the KV blocks of equal prefixes. Default: on with --kv paged; reservations have no prefix cache."
+    )
+    prefix_cache_eviction_policy: str = option(
+        "expected-use",
+        "Which cached blocks are evicted first: those that are expected to be used last, or least recently used ones.",
+        choices=EVICTION_POLICIES,
     )
     enable_kv_cache_events: bool = option(False, "Emit the changes of the prefix cache as events, for routers.")
     prefix_cache_dir: Path | None = option(None, "Folder that keeps cached prefixes, also after a restart.")

@@ -46,6 +46,9 @@ MAX_TOKEN_IDS = 1 << 19
 CHARACTERS_PER_TOKEN = 4
 """The characters of a text that count as one token in the size of sampling parameters."""
 
+LONG_RETENTIONS = ("1h", "24h")
+"""The values of `prompt_cache_retention` with which a prefix is kept longer, of Anthropic and of OpenAI."""
+
 SEED_BITS = 64
 MAX_INTEGER = (1 << 63) - 1
 """The largest integer of msgpack."""
@@ -212,6 +215,9 @@ class SamplingParams:
         slo: the latencies that the request should have; goodput counts the requests that have them.
         is_streamed: the answer is read while it is generated. Others are not paced. False for calls of the server
             without `stream`, for `LLM`, and with beam search.
+        prompt_cache_key: names the requests whose prompts begin in the same way, such as those of a session. It has an
+            influence on how long the prefix cache keeps them, and none on what is found.
+        prompt_cache_retention: "1h" and "24h" let the prefix cache expect that the prompt is soon used again.
         use_beam_search: return the `n` outputs with the best scores that a search with `n` beams finds, the best first.
         length_penalty: the score is the sum of the logprobs divided by the number of tokens to this power.
         early_stopping: when the search ends: with `n` answers (True), when a beam cannot become better than them as it
@@ -249,6 +255,8 @@ class SamplingParams:
     reasoning: Reasoning | None = None
     slo: SLO | None = None
     is_streamed: bool = True
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
     use_beam_search: bool = False
     length_penalty: float = 1.0
     early_stopping: bool | str = False

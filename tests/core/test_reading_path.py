@@ -16,6 +16,7 @@ import pytest
 from chairlift.config import SCHEDULING_POLICIES, SchedulerConfig
 from chairlift.core.continuous_batching import ContinuousBatching
 from chairlift.core.factory import KVPool, make_kv_cache_manager, make_scheduler
+from chairlift.core.kv.observed_prefixes import ObservedPrefixes
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.core.kv.prefix_cache import PrefixCache
 from chairlift.core.kv.state_checkpoints import CheckpointPlan
@@ -108,7 +109,7 @@ def test_the_kv_memory_that_is_read_is_what_runs(fields: dict[str, Any], enable_
     assert type(manager) is PagedKVCacheManager
     assert source_of(PagedKVCacheManager) in reading_path()
     if enable_prefix_caching and not fields:
-        assert type(manager.prefixes) is PrefixCache
+        assert type(manager.prefixes) is ObservedPrefixes, "a PrefixCache that notifies the eviction order"
         assert source_of(PrefixCache) in reading_path()
 
 

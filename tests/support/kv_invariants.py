@@ -28,7 +28,7 @@ def make_paged_manager(
 
 def check_pool(pool: BlockPool) -> None:
     """Free list, reference counts and hash index agree."""
-    free = set(pool._free)
+    free = set(pool.order)
     assert free == {block for block, count in enumerate(pool._references) if count == 0}
     assert pool.num_shared == sum(count > 1 for count in pool._references)
     assert pool.num_evictable == sum(pool._hashes[block] is not None for block in free)

@@ -82,7 +82,7 @@ class RunningBatch(ABC):
         """Remove finished requests, and sort the others in the order of the scheduling policy."""
         self.drop_finished()
         self.waiting.begin_step(now)
-        for request, change in self._kv.begin_step():
+        for request, change in self._kv.begin_step(now):
             self._observer.record_table_change(request, change, now)
         if not self.waiting.has_constant_keys:
             self.running.sort(key=self.waiting.key)
@@ -111,6 +111,7 @@ class RunningBatch(ABC):
         if request.group is not None and not request.group.enqueue(request):
             return False
         self.waiting.push(request)
+        self._kv.prefixes.expect(request)
         return True
 
     def allocate_head(self, request: Request) -> bool:

@@ -11,11 +11,12 @@ from chairlift.core.baselines.reservations import RESERVATIONS
 from chairlift.core.baselines.static_batching import StaticScheduler
 from chairlift.core.kv.block_pool import BlockPool
 from chairlift.core.kv.checkpointed_prefixes import CheckpointedPrefixes, PrefixStores
+from chairlift.core.kv.eviction_order import EVICTION_ORDERS
 from chairlift.core.kv.index_changes import IndexChangeLog
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.core.kv.kv_groups import FULL, KVGroups
+from chairlift.core.kv.observed_prefixes import ObservedPrefixes
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
-from chairlift.core.kv.prefix_cache import PrefixCache
 from chairlift.core.kv.prefix_source import PrefixSource
 from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.core.kv.stored_prefixes import BlockStore, StoredPrefixes
@@ -61,6 +62,7 @@ class KVPool:
     max_chunk: int = 1
     checkpoints: CheckpointPlan | None = None
     num_swap_blocks: int = 0
+    prefix_cache_eviction_policy: str = "expected-use"
 
     def __post_init__(self) -> None:
         assert is_paged(self.kv) or self.windows == FULL, "reservations have one group of layers"
@@ -124,7 +126,7 @@ def make_kv_cache_manager(
 def _make_paged_manager(
     pool: KVPool, enable_prefix_caching: bool, block_stores: Sequence[BlockStore]
 ) -> PagedKVCacheManager:
-    blocks = BlockPool(pool.num_blocks)
+    blocks = BlockPool(pool.num_blocks, EVICTION_ORDERS[pool.prefix_cache_eviction_policy])
     prefixes = _make_prefix_source(pool, blocks, enable_prefix_caching, block_stores)
     manager: PagedKVCacheManager = (kv_class(pool.kv) if is_class_name(pool.kv) else PagedKVCacheManager)(
         blocks, pool.groups, prefixes, pool.num_swap_blocks
@@ -138,7 +140,7 @@ def _make_prefix_source(
     groups, plan = pool.groups, pool.checkpoints
     if not enable_prefix_caching:
         return LeaderPrefixes(groups) if plan is None else NoPrefixes()
-    cache = PrefixCache(blocks, groups)
+    cache = ObservedPrefixes(blocks, groups)
     if plan is not None:
         stores = PrefixStores(*block_stores) if block_stores else None
         return CheckpointedPrefixes(cache, blocks, pool.block_size, plan, stores)

@@ -149,7 +149,7 @@ def _held_slots(manager: KVCacheManager, request: Request) -> tuple[int, int]:
 def _memory(manager: PagedKVCacheManager, running: Sequence[Request]) -> tuple[object, ...]:
     pool = manager.pool
     tables = [manager.block_tables(request) for request in running]
-    return tables, list(pool._free), pool._hashes, pool._references, slot_usage(running, manager, None)
+    return tables, list(pool.order), pool._hashes, pool._references, slot_usage(running, manager, None)
 
 
 @given(

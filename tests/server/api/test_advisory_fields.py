@@ -30,8 +30,8 @@ FORCED = {"tools": [{"type": "function", "function": {"name": "f", "parameters":
     [
         ("/v1/chat/completions", CHAT, {"store": True}, "store"),
         ("/v1/chat/completions", CHAT, {"metadata": {"run": "7"}, "user": "me"}, "metadata, user"),
-        ("/v1/chat/completions", CHAT, {"verbosity": "low", "prompt_cache_key": "k"}, "prompt_cache_key, verbosity"),
-        ("/v1/chat/completions", CHAT, {"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
+        ("/v1/chat/completions", CHAT, {"verbosity": "low", "prompt_cache_key": "k"}, "verbosity"),
+        ("/v1/chat/completions", CHAT, {"prompt_cache_retention": "24h"}, None),
         ("/v1/chat/completions", CHAT, {"safety_identifier": "a", "stream": True}, "safety_identifier"),
         ("/v1/chat/completions", CHAT, {"store": False, "metadata": {}, "verbosity": "medium", "user": None}, None),
         ("/v1/chat/completions", CHAT, {"service_tier": "auto"}, None),

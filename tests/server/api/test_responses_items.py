@@ -106,7 +106,7 @@ def with_items(*items: Row) -> Row:
 IGNORED: list[tuple[Row, str | None]] = [
     ({"client_metadata": {"thread_id": "t"}}, "client_metadata"),
     ({"client_metadata": None, "service_tier": None, "prompt_cache_key": None}, None),
-    ({"service_tier": "priority", "prompt_cache_key": "k"}, "prompt_cache_key, service_tier"),
+    ({"service_tier": "priority", "prompt_cache_key": "k"}, "service_tier"),
     ({"service_tier": "default", "reasoning": {"mode": "standard", "context": "auto"}}, None),
     ({"prompt_cache_options": {"mode": "implicit"}}, "prompt_cache_options"),
     ({"include": ["file_search_call.results", "web_search_call.action.sources"]}, None),

@@ -1,17 +1,18 @@
-"""The block pool: reference counts, the free list in eviction order, and an index of cached blocks by hash.
+"""The block pool: reference counts, the free blocks in eviction order, and an index of cached blocks by hash.
 
     allocate ----> held (references > 0) ----> release
        ^                 ^                        |
        |                 | share (prefix hit)     v
-       +--- free, in eviction order: [ not cached ... | cached: least recently used ... most recently used ]
+       +--- free, in eviction order: [ not cached ... | cached, such as least recently used ... most recently used ]
 
 A cached block can be found by its hash until it is allocated again, which evicts its contents.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
+
+from chairlift.core.kv.eviction_order import EvictionOrder
 
 
 class BlockPool:
@@ -24,7 +25,7 @@ class BlockPool:
         index_listeners: called with each hash that enters (True) or leaves (False) the index.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, order: type[EvictionOrder] = EvictionOrder) -> None:
         assert num_blocks > 0
         self.num_blocks = num_blocks
         self.num_evictable = self.num_shared = self.version = 0
@@ -32,12 +33,12 @@ class BlockPool:
         self._references = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._block_by_hash: dict[bytes, int] = {}
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self.order = order(num_blocks)
 
     @property
     def num_free(self) -> int:
         """Number of blocks without references, including evictable ones."""
-        return len(self._free)
+        return len(self.order)
 
     def is_free(self, block_id: int) -> bool:
         return self._references[block_id] == 0
@@ -52,10 +53,10 @@ class BlockPool:
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` free blocks, and evict cached ones last. The caller has checked `num_free`."""
-        assert count <= len(self._free)
+        assert count <= len(self.order)
         block_ids = []
         for _ in range(count):
-            block_id, _none = self._free.popitem(last=False)
+            block_id = self.order.take()
             self._evict(block_id)
             self._references[block_id] = 1
             block_ids.append(block_id)
@@ -66,7 +67,7 @@ class BlockPool:
         for block_id in block_ids:
             if self._references[block_id] == 0:
                 assert self._hashes[block_id] is not None
-                del self._free[block_id]
+                self.order.remove(block_id)
                 self.num_evictable -= 1
             elif self._references[block_id] == 1:
                 self.num_shared += 1
@@ -82,11 +83,8 @@ class BlockPool:
                 self.num_shared -= 1
             elif self._references[block_id] == 0:
                 self.version += 1
-                self._free[block_id] = None
-                if self._hashes[block_id] is None:
-                    self._free.move_to_end(block_id, last=False)
-                else:
-                    self.num_evictable += 1
+                self.order.add(block_id, self._hashes[block_id])
+                self.num_evictable += self._hashes[block_id] is not None
 
     def register(self, block_id: int, block_hash: bytes) -> None:
         """Index a held, full block by its hash. If another held block has the same hash, that one stays in the index; a
@@ -98,7 +96,8 @@ class BlockPool:
         if known is not None and self.is_free(known):
             self._hashes[known], self._hashes[block_id] = None, block_hash
             self._block_by_hash[block_hash] = block_id
-            self._free.move_to_end(known, last=False)
+            self.order.remove(known)
+            self.order.add(known, None)
             self.num_evictable -= 1
         elif known is None:
             self.version += 1

@@ -93,8 +93,12 @@ class CheckpointedPrefixes(PrefixSource):
         self._num_matched[request.request_id] = len(block_ids) * self._block_size
         return [block_ids[: self._last_checkpoint(request, len(block_ids))]]
 
+    def expect(self, request: Request) -> None:
+        self._cache.expect(request)
+
     def attach(self, tables: BlockTables) -> None:
         """Read the checkpoint at the end of the shared or swapped prefix, or load a longer one with its checkpoint."""
+        self._cache.attach(tables)
         request = tables.request
         self._restore(tables)
         source: int | None = None

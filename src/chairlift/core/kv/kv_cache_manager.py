@@ -135,7 +135,7 @@ class KVCacheManager(Protocol):
         """Allow other requests to share the full blocks of a chunk."""
         return
 
-    def begin_step(self) -> list[tuple[Request, TableChange]]:
+    def begin_step(self, now: float = 0.0) -> list[tuple[Request, TableChange]]:
         """Release the blocks that left the window of their layers by the last step."""
         return []
 

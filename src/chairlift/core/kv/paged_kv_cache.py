@@ -165,7 +165,8 @@ class PagedKVCacheManager(KVCacheManager):
         self.prefixes.forget(request)
         self.copies.swap_space.forget(request.request_id)
 
-    def begin_step(self) -> list[tuple[Request, TableChange]]:
+    def begin_step(self, now: float = 0.0) -> list[tuple[Request, TableChange]]:
+        self.pool.order.now = now
         self.prefixes.begin_step()
         chunked = [] if self._windows is None else self._windows.take_chunked()
         return [(request, self.release_outside(request)) for request in chunked]

@@ -35,6 +35,10 @@ class PrefixSource(Protocol):
         """For each group of layers the blocks that the request can share, at most `limit`; equally many."""
         ...
 
+    def expect(self, request: Request) -> None:
+        """Keep what a waiting request can share, as long as the blocks of others can be evicted."""
+        return
+
     def attach(self, tables: BlockTables) -> None:
         """Register the tables of an admitted request. A source may write blocks, and then increases `num_committed`."""
         return

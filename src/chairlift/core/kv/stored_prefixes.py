@@ -53,8 +53,12 @@ class StoredPrefixes(PrefixSource):
     def find(self, request: Request, limit: int) -> list[list[int]]:
         return self._cache.find(request, limit)
 
+    def expect(self, request: Request) -> None:
+        self._cache.expect(request)
+
     def attach(self, tables: BlockTables) -> None:
         """Load the longest stored prefix that continues the shared one. At least one token is left to compute."""
+        self._cache.attach(tables)
         limit, start = (len(tables.request.token_ids) - 1) // self._groups.block_size, tables.num_committed
         if limit <= start or not is_stored(tables.request):
             return

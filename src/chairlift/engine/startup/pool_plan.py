@@ -248,6 +248,7 @@ def planned_pool(config: EngineConfig, context: int, plan: KVCachePlan) -> KVPoo
         config.largest_token_budget,
         CheckpointPlan(plan.num_checkpoints, plan.checkpoint_interval) if plan.state_bytes else None,
         plan.num_swap_blocks,
+        config.prefix_cache_eviction_policy,
     )
     max_slots = pool.max_request_slots
     if max_slots < 2:

@@ -34,9 +34,9 @@ class _Row:
 class SimExecutor:
     """Implements `Executor` without a model: a step takes the seconds of a cost model on a virtual clock.
 
-    Every sampled token is 0, or the first allowed one. This adds no hits of the prefix cache between requests with different prompts, because the
-    hash of a block includes all tokens before it. Requests with equal prompts have equal outputs, as under greedy
-    sampling, and share their blocks. Swapped blocks are copied before the step.
+    Every sampled token is 0, or the first allowed one. This adds no hits of the prefix cache between requests with
+    different prompts, because the hash of a block includes all tokens before it. Requests with equal prompts have equal
+    outputs, as under greedy sampling, and share their blocks. Swapped blocks are copied before the step.
 
     The next tokens of a beam have random probabilities: the most likely token has p, which is drawn from a beta
     distribution with the parameters `top_token`, and each further one has half of what is left.

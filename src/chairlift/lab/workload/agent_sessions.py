@@ -6,7 +6,7 @@
 
 The next turn is sent when the one before has ended and its tool has run, so the loop is closed. The distributions have
 the quantiles that vLLM published of traces of coding agents ("AgentX", 2026): 43 turns in the median session, 142,000
-prompt tokens and 444 output tokens in the median request, over 96 % of the prompt tokens known from the turn before, and
+prompt tokens and 444 output tokens in the median request, 96 % of the prompt tokens known from the turn before, and
 sub-agents in 44 % of the sessions; 86 % of the next turns come within a second, and 95 % within ten. What is between
 these quantiles is a free choice.
 """

@@ -339,10 +339,15 @@ class GeneratingCall(EngineCall[Fields, Plans]):
             yield self.failure(*error_info(error, is_admin=self.record.key.is_admin))
 
     def sampling_params(self) -> SamplingParams:
-        params, slo, is_streamed = self.plan.params, self.plan.params.slo or self.permit.slo, bool(self.body.stream)
-        if (slo, is_streamed) == (params.slo, params.is_streamed):
-            return params
-        return replace(params, slo=slo, is_streamed=is_streamed)
+        params, body = self.plan.params, self.body
+        given = {
+            "slo": params.slo or self.permit.slo,
+            "is_streamed": bool(body.stream),
+            "prompt_cache_key": body.prompt_cache_key,
+            "prompt_cache_retention": body.retention,
+        }
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value != getattr(params, name)}
+        return replace(params, **changes) if changes else params
 
     @property
     def clamps_max_tokens(self) -> bool:

@@ -196,7 +196,8 @@ class ReceivedObject(RequestBody):
 
 
 class CacheControl(RequestBody):
-    """A cache breakpoint of Anthropic. It has no effect, because the prefix cache finds equal prefixes without it."""
+    """A cache breakpoint of Anthropic. The prefix cache finds equal prefixes without it; a `ttl` of 1h in the system
+    prompt keeps them longer."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None

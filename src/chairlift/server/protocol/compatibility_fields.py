@@ -52,6 +52,11 @@ class CompatibilityFields(RequestBody):
 
     clamps_max_tokens: ClassVar[bool] = False
 
+    @property
+    def retention(self) -> str | None:
+        """The value of `SamplingParams.prompt_cache_retention`."""
+        return self.prompt_cache_retention
+
     def ignored_content(self) -> list[str]:
         """The fields of messages and tools that have no effect."""
         return []
@@ -59,9 +64,11 @@ class CompatibilityFields(RequestBody):
     user: str | None = advisory("Identifies the end user; has no effect.")
     safety_identifier: str | None = advisory("Identifies the end user; has no effect.")
     store: bool | None = advisory("Has no effect: responses are not stored.", False)
-    prompt_cache_key: str | None = advisory("Has no effect: the prefix cache finds equal prefixes without a key.")
-    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = advisory(
-        "Has no effect: the prefix cache is always in memory.", "in_memory"
+    prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = Field(
+        None, description="How long prefixes stay in the cache is learned from requests with an equal key."
+    )
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(
+        None, description="24h keeps the prefix in the cache as if it were used again within a second."
     )
     service_tier: ServiceTier | None = advisory(
         "Has no effect: there is only one service tier.", "auto", "default", "standard_only"
@@ -149,7 +156,9 @@ class MessagesCompatibilityFields(CompatibilityFields):
         "Identifies the end user; has no effect.", {}
     )
     inference_geo: Literal["global", "not_available"] | None = Field(None, description="Has no effect.")
-    cache_control: CacheControl | None = Field(None, description="Has no effect: every prefix is cached.")
+    cache_control: CacheControl | None = Field(
+        None, description="A ttl of 1h has the effect of prompt_cache_retention; every prefix is cached."
+    )
     container: str | AnyFields | None = advisory("Has no effect: no code is executed.")
     context_management: ContextManagement | EmptyValue = advisory(
         "Has no effect: nothing is removed.", [], {}, ContextManagement(), ContextManagement(edits=[])

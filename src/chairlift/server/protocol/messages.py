@@ -254,6 +254,12 @@ class MessagesRequest(ConversationFields, EngineFields, MessagesCompatibilityFie
     max_tokens: Annotated[int, Field(ge=1)]
     stop_sequences: StopStrings | None = None
 
+    @property
+    def retention(self) -> str | None:
+        blocks = self.system if isinstance(self.system, list) else []
+        marks = (self.cache_control, *(block.cache_control for block in blocks))
+        return self.prompt_cache_retention or next((mark.ttl for mark in marks if mark and mark.ttl == "1h"), None)
+
     def chat_fields(self) -> dict[str, Any]:
         own = {"max_tokens": self.max_tokens, "stop": self.stop_sequences}
         return {**self.engine_fields(), **super().chat_fields(), **own}
