@@ -30,9 +30,9 @@ from benchmarks.common import print_result
 from rich.table import Table
 
 from chairlift.config import EngineConfig, SchedulerConfig
-from chairlift.core.factory import EVICTION_ORDERS, KVPool
+from chairlift.core.factory import KVPool
 from chairlift.core.kv.block_pool import BlockPool
-from chairlift.core.kv.eviction_order import EvictionOrder
+from chairlift.core.kv.eviction_order import EVICTION_ORDERS, EvictionOrder
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import load_decoder
 from chairlift.events import Event, EventList, RequestFinished
@@ -282,8 +282,9 @@ def workloads(args: argparse.Namespace) -> dict[str, Callable[[int], list[Worklo
 def pool_blocks(name: str, workload: Sequence[WorkloadRequest], args: argparse.Namespace) -> int:
     """The size of the pool: a share of the contexts of all sessions at a time; of 8 contexts for other loads."""
     concurrency = int(name.split()[0]) if name.endswith(" sessions") else 8 / args.pool_share
-    smallest = -(-args.max_model_len // BLOCK_SIZE) + 1
-    return max(smallest, round(args.pool_share * concurrency * mean_context(workload) / BLOCK_SIZE))
+    smallest = int(args.max_model_len) // BLOCK_SIZE + 1
+    share = float(args.pool_share * concurrency)
+    return max(smallest, round(share * mean_context(workload) / BLOCK_SIZE))
 
 
 def medians(runs: Sequence[dict[str, Values]]) -> dict[str, Values]:

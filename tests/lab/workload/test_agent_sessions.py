@@ -35,7 +35,7 @@ def prompt_lens(requests: list[WorkloadRequest]) -> tuple[list[int], int]:
 
 
 def test_the_quantiles_are_those_that_were_published() -> None:
-    requests = AgentSessions(100, 8, scale=0.1).requests(seed=1, vocab_size=1000)
+    requests = AgentSessions(100, 8, scale=0.1, max_model_len=40_000).requests(seed=1, vocab_size=1000)
     lens, num_known = prompt_lens(requests)
     gaps = [item.arrival for item in requests if item.continues is not None]
     turns = Counter(item.request_id.split("-")[0] for item in requests)
