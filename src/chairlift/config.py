@@ -382,6 +382,11 @@ class EngineConfig:
             raise ConfigError(f"enable_prefix_caching needs kv=paged, got kv={self.kv}: remove enable_prefix_caching")
         if is_paged(self.kv) and self.kv_arena != "buddy":
             raise ConfigError(f"kv_arena={self.kv_arena} needs a reservation policy, got kv=paged: remove kv_arena")
+        if self.prefix_cache_eviction_policy != EVICTION_POLICIES[0] and not self.has_prefix_cache:
+            raise ConfigError(
+                f"prefix_cache_eviction_policy={self.prefix_cache_eviction_policy} needs the prefix cache: remove it, "
+                "or set kv=paged and enable_prefix_caching"
+            )
         if self.enable_kv_cache_events and not self.has_prefix_cache:
             raise ConfigError("enable_kv_cache_events needs the prefix cache: set kv=paged and enable_prefix_caching")
         if self.prefix_cache_dir is not None:

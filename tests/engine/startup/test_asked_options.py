@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from chairlift.config import EngineConfig
+from chairlift.core.kv.eviction_order import EVICTION_ORDERS
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.errors import ChairliftError
 from support.native import needs_native
@@ -26,6 +27,11 @@ def started(name: str) -> Used:
 def from_file(name: str) -> Used:
     """The path of the file that an engine with the option has created."""
     return lambda engine: next((path for path in [getattr(engine.loaded.engine_config, name)] if path.exists()), None)
+
+
+def eviction_policy(engine: Engine) -> object:
+    pool = engine.core.scheduler._kv.pool  # type: ignore[attr-defined]
+    return next(name for name, order in EVICTION_ORDERS.items() if type(pool.order) is order)
 
 
 USED: dict[str, tuple[dict[str, Any], Used]] = {
@@ -51,6 +57,7 @@ USED: dict[str, tuple[dict[str, Any], Used]] = {
     "num_kv_blocks": ({"num_kv_blocks": 40}, started("num_blocks")),
     "kv": ({"kv": "max"}, started("kv")),
     "kv_arena": ({"kv": "max", "kv_arena": "first-fit"}, started("kv_arena")),
+    "prefix_cache_eviction_policy": ({"prefix_cache_eviction_policy": "lru"}, eviction_policy),
     "enable_prefix_caching": ({"enable_prefix_caching": False}, started("enable_prefix_caching")),
     "swap_space": (
         {"swap_space": 0.25, "preemption_mode": "swap"},
@@ -89,6 +96,7 @@ REJECTED: dict[str, dict[str, Any]] = {
     "prefix_cache_disk_bytes": {"prefix_cache_disk_bytes": 1 << 20},
     "kv_arena": {"kv_arena": "first-fit"},
     "enable_kv_cache_events": {"enable_kv_cache_events": True, "kv": "max"},
+    "prefix_cache_eviction_policy": {"prefix_cache_eviction_policy": "lru", "enable_prefix_caching": False},
     "enable_prefix_caching": {"enable_prefix_caching": True, "kv": "max"},
     "max_lora_rank": {"max_lora_rank": 64},
     "max_num_seqs": {"max_num_seqs": 10_000_000},
