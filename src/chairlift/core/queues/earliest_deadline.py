@@ -29,7 +29,6 @@ class EarliestDeadlineQueue(RequestQueue):
     order of their arrival.
 
     Args:
-        step_time: the estimated time of a step; None assumes that prompts take no time.
         max_num_batched_tokens: maximum number of tokens in a step.
         num_cached_tokens: the number of tokens of a request that are in the prefix cache.
     """
