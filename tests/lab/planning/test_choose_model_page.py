@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from docs.choose_model import CONTEXT, MACHINES, MODELS, PEOPLE, page, rows
+from docs.choose_model import CONTEXT, MACHINES, MODELS, NUM_SEQS, page, rows
 
 from chairlift.engine.startup.required_memory import SERVER_PROCESSES_BYTES
 
@@ -21,7 +21,7 @@ def test_the_default_model_has_the_size_of_its_file_and_its_keys_and_values(smol
     assert planned.keys() == MODELS.keys()
     default = planned["SmolLM2 135M (the default)"]
     assert 0.95 < default.file_bytes / smollm2_gguf.stat().st_size <= 1
-    kv_bytes = PEOPLE * CONTEXT * 23_040
+    kv_bytes = NUM_SEQS * CONTEXT * 23_040
     least = kv_bytes + default.file_bytes + SERVER_PROCESSES_BYTES
     assert least < default.memory_bytes < 1.2 * least
     for row in planned.values():
