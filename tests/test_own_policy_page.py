@@ -60,5 +60,6 @@ def test_the_page_serves_an_order_that_an_engine_runs(tiny_model_dir: Callable[.
     ((call, _),) = commands("serve")
     options = {"skip_tokenizer_init": True, "num_kv_blocks": 20, "kv": "headroom:Headroom"}
     llm = LLM(str(tiny_model_dir("llama")), scheduling_policy=call[call.index("--scheduling-policy") + 1], **options)
-    answers = llm.generate([{"prompt_token_ids": [1] * size} for size in (9, 3)], SamplingParams(max_tokens=4))
+    prompts = [{"prompt_token_ids": [1] * size} for size in (9, 3)]
+    answers = llm.generate(prompts, SamplingParams(max_tokens=4, ignore_eos=True))
     assert [len(answer.outputs[0].token_ids) for answer in answers] == [4, 4]
