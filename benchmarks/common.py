@@ -60,10 +60,12 @@ def spread(values: Sequence[float], digits: int = 3) -> str:
 
 
 def results_table(results: Mapping[str, Sequence[Mapping[str, float]]], title: str = "") -> Table:
-    """A table with a column for each system, and the median and the range of each value over the rounds."""
+    """A table with a column for each system, and the median and the range of each value over the rounds; empty for
+    values that a system does not have."""
     table = Table("", *results, title=title or None)
-    for key in next(iter(results.values()))[0]:
-        table.add_row(key, *(spread([row[key] for row in rows]) for rows in results.values()))
+    for key in dict.fromkeys(key for rows in results.values() for key in rows[0]):
+        shown = (spread([row[key] for row in rows]) if key in rows[0] else "" for rows in results.values())
+        table.add_row(key, *shown)
     return table
 
 

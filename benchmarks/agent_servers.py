@@ -1,0 +1,308 @@
+"""Compares Chairlift with llama-server and OpenVINO GenAI on sessions of agents, with equally large KV memory.
+
+    python -m benchmarks.agent_servers [--servers lru,expected-use,llama-slots,llama-cache,openvino] [--sessions 16]
+        [--rounds 1] [--turns 6] [--scale 0.05] [--pool-share 0.33] [--max-num-seqs 8] [--seeds 0,1,2]
+        [--model MODEL.gguf] [--peers FOLDER] [--json]
+
+Each system starts anew for each seed, in an order that rotates, and answers the sessions of `benchmarks.agents` in a
+closed loop. Its KV memory has the tokens of --pool-share of the mean contexts of the sessions at a time.
+
+lru, expected-use   `chairlift serve` with this policy of eviction
+llama-slots         llama-server, whose slots share the KV memory
+llama-cache         the same with half of the memory, and the other half for prompts that have left their slots
+                    (--cache-ram)
+openvino            ContinuousBatchingPipeline with prefix caching
+
+Outputs have forced lengths, and where the system can do it (not OpenVINO), forced tokens. Values are medians over the
+seeds, with their ranges.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+import httpx
+import numpy as np
+from benchmarks.agents import BLOCK_SIZE, Values, count_sessions, mean_context
+from benchmarks.common import print_result, ratios, results_table, spread
+from benchmarks.peers.environment import default_folder, environment
+from benchmarks.peers.llamacpp import build
+from benchmarks.peers.openvino import REQUIREMENTS
+from benchmarks.peers.workers.llamacpp_run import free_port, running_server
+from benchmarks.server_process import server_process
+
+from chairlift.engine.startup.pool_plan import kv_slot_bytes
+from chairlift.lab.workload.agent_sessions import AgentSessions
+from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.request_feed import RequestFeed
+from chairlift.loading.model_source import GGUFSource
+from chairlift.loading.resolve import resolve_model
+
+OURS: Final = ("lru", "expected-use")
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer with its times, in seconds of `time.perf_counter`.
+
+    Attributes:
+        num_cached_tokens: prompt tokens that the system had; None if it does not say.
+    """
+
+    due: float
+    token_ids: list[int] = field(default_factory=list)
+    first_token_time: float = 0.0
+    end: float = 0.0
+    num_cached_tokens: int | None = None
+
+
+class System(Protocol):
+    """Answers requests."""
+
+    async def complete(self, item: WorkloadRequest, answer: Answer) -> None: ...
+
+
+# -- systems -------------------------------------------------------------------------------------------------------
+
+
+class HTTPServer:
+    """A server with the API of OpenAI."""
+
+    def __init__(self, url: str) -> None:
+        limits = httpx.Limits(max_connections=None)
+        self.client = httpx.AsyncClient(base_url=url, timeout=600.0, limits=limits, trust_env=False)
+
+    async def complete(self, item: WorkloadRequest, answer: Answer) -> None:
+        body = {
+            "prompt": list(item.prompt_token_ids),
+            "max_tokens": item.output_len,
+            "temperature": 0,
+            "ignore_eos": True,
+            "logit_bias": {str(item.output_token): 100},
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        async with self.client.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                raise SystemExit(f"{item.request_id}: http {response.status_code}: {await response.aread()!r}")
+            async for line in response.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                answer.first_token_time = answer.first_token_time or time.perf_counter()
+                if usage := json.loads(line[6:]).get("usage"):
+                    assert usage["completion_tokens"] == item.output_len, usage
+                    answer.num_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        assert item.output_token is not None
+        answer.token_ids = [item.output_token] * item.output_len
+
+
+class PipelineProcess:
+    """OpenVINO GenAI in a process that reads requests, and writes the tokens of each step."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._running: dict[str, tuple[Answer, asyncio.Event]] = {}
+        self._reader = asyncio.create_task(self._read())
+
+    async def complete(self, item: WorkloadRequest, answer: Answer) -> None:
+        assert self._process.stdin is not None
+        done = asyncio.Event()
+        self._running[item.request_id] = answer, done
+        record = {"id": item.request_id, "prompt": list(item.prompt_token_ids), "output_len": item.output_len}
+        self._process.stdin.write(json.dumps(record).encode() + b"\n")
+        await done.wait()
+        assert len(answer.token_ids) == item.output_len, f"{item.request_id}: {len(answer.token_ids)} tokens"
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            record = json.loads(line)
+            answer, done = self._running[record["id"]]
+            answer.first_token_time = answer.first_token_time or time.perf_counter()
+            answer.token_ids += record["token_ids"]
+            if record["finished"]:
+                done.set()
+        raise SystemExit("the process of OpenVINO has ended")
+
+    def close(self) -> None:
+        self._reader.cancel()
+        self._process.terminate()
+
+
+@dataclass(frozen=True, slots=True)
+class Systems:
+    """Starts the compared systems.
+
+    Attributes:
+        kv_bytes: bytes of K and V of one token in 16 bits, which llama-server has.
+    """
+
+    args: argparse.Namespace
+    kv_bytes: int
+
+    def start(self, name: str, num_blocks: int) -> AbstractAsyncContextManager[System]:
+        if name in OURS:
+            return self._chairlift(name, num_blocks)
+        return self._openvino(num_blocks) if name == "openvino" else self._llama(name, num_blocks * BLOCK_SIZE)
+
+    @asynccontextmanager
+    async def _chairlift(self, policy: str, num_blocks: int) -> AsyncIterator[System]:
+        sizes = ("--num-kv-blocks", num_blocks, "--block-size", BLOCK_SIZE, "--max-model-len", self.args.max_model_len)
+        seats = ("--max-num-seqs", self.args.max_num_seqs, "--prefix-cache-eviction-policy", policy)
+        with server_process(str(self.args.model), *map(str, (*sizes, *seats))) as server:
+            yield HTTPServer(server.url)
+
+    @asynccontextmanager
+    async def _llama(self, name: str, num_tokens: int) -> AsyncIterator[System]:
+        program = build(self.args.peers, self.args.peers / "llama.cpp") / "llama-server"
+        in_slots = num_tokens if name == "llama-slots" else max(num_tokens // 2, self.args.max_model_len + BLOCK_SIZE)
+        cache_mib = (num_tokens - in_slots) * self.kv_bytes >> 20
+        slots = ["--parallel", self.args.max_num_seqs, "--kv-unified", "--ctx-size", in_slots]
+        others = ["--threads", len(os.sched_getaffinity(0)), "--no-context-shift", "--no-webui"]
+        command = [program, "--model", self.args.model, *slots, "--cache-ram", cache_mib, *others]
+        port = free_port()
+        with running_server([str(word) for word in command], port):
+            yield HTTPServer(f"http://127.0.0.1:{port}")
+
+    @asynccontextmanager
+    async def _openvino(self, num_blocks: int) -> AsyncIterator[System]:
+        python = environment(self.args.peers / "openvino", REQUIREMENTS)
+        options = {
+            "model": str(self.args.model),
+            "seats": self.args.max_num_seqs,
+            "num_tokens": num_blocks * BLOCK_SIZE,
+        }
+        command = [str(python), "-m", "benchmarks.peers.workers.openvino_sessions", json.dumps(options)]
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 20)
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"ready\n"
+        pipeline = PipelineProcess(process)
+        try:
+            yield pipeline
+        finally:
+            pipeline.close()
+            await process.wait()
+
+
+# -- runs ----------------------------------------------------------------------------------------------------------
+
+
+async def answer_sessions(system: System, workload: Sequence[WorkloadRequest]) -> dict[str, Answer]:
+    """Send each request when it is due, until all are answered."""
+    feed, answers, running = RequestFeed(workload), dict[str, Answer](), dict[asyncio.Task[None], WorkloadRequest]()
+    start = time.perf_counter()
+    while running or not feed.is_exhausted:
+        for item in feed.pop_due(time.perf_counter() - start):
+            answers[item.request_id] = answer = Answer(start + item.arrival)
+            running[asyncio.create_task(system.complete(item, answer))] = item
+        next_time = feed.next_time()
+        timeout = None if next_time is None else max(0.0, start + next_time - time.perf_counter())
+        if not running:
+            await asyncio.sleep(timeout or 0.0)
+            continue
+        done, _ = await asyncio.wait(running, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+            item, end = running.pop(task), time.perf_counter()
+            answer = answers[item.request_id]
+            answer.end = end
+            feed.finish(item.request_id, end - start, [*item.prompt_token_ids, *answer.token_ids])
+    return answers
+
+
+def values_of(answers: dict[str, Answer], prompt_lens: dict[str, int], num_sessions: int) -> Values:
+    done = list(answers.values())
+    p50, p95 = np.quantile([each.first_token_time - each.due for each in done], (0.5, 0.95)).tolist()
+    seconds = max(each.end for each in done) - min(each.due for each in done)
+    values = {"sessions/h": num_sessions / seconds * 3600, "TTFT P50, s": p50, "TTFT P95, s": p95}
+    if all(each.num_cached_tokens is not None for each in done):
+        cached = sum(each.num_cached_tokens or 0 for each in done)
+        values["hit rate"] = cached / sum(prompt_lens.values())
+    return values
+
+
+def prompt_lens(workload: Sequence[WorkloadRequest]) -> dict[str, int]:
+    """The tokens of each prompt, with what it continues."""
+    ends: dict[str | None, int] = {None: 0}
+    lens = {}
+    for item in workload:
+        lens[item.request_id] = ends[item.continues] + len(item.prompt_token_ids)
+        ends[item.request_id] = lens[item.request_id] + item.output_len
+    return lens
+
+
+# -- report --------------------------------------------------------------------------------------------------------
+
+
+def run_seed(systems: Systems, names: Sequence[str], seed: int) -> dict[str, Values]:
+    """Run all systems on the sessions of a seed."""
+    args = systems.args
+    load = AgentSessions(args.rounds * args.sessions, args.sessions, args.scale, args.turns, args.max_model_len - 1)
+    workload = load.requests(seed, 1000)
+    share = args.pool_share * args.sessions * mean_context(workload)
+    num_blocks = round(max(args.max_model_len + BLOCK_SIZE, share) / BLOCK_SIZE)
+    found = {}
+    for name in names:
+
+        async def answer(name: str = name) -> dict[str, Answer]:
+            async with systems.start(name, num_blocks) as system:
+                return await answer_sessions(system, workload)
+
+        found[name] = values_of(asyncio.run(answer()), prompt_lens(workload), count_sessions(workload))
+        print(f"seed {seed}, {num_blocks * BLOCK_SIZE} tokens, {name}: {found[name]}", file=sys.stderr)
+    return found
+
+
+def ratio_lines(results: dict[str, list[Values]]) -> list[str]:
+    """The sessions per hour of the default policy, relative to each other system."""
+    own = [values["sessions/h"] for values in results[OURS[1]]]
+    return [
+        f"sessions/h of {OURS[1]} / {name}: {spread(ratios(own, [values['sessions/h'] for values in rows]))}"
+        for name, rows in results.items()
+        if name != OURS[1]
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--servers", default="lru,expected-use,llama-slots,llama-cache,openvino")
+    parser.add_argument("--sessions", type=int, default=16, help="sessions at a time")
+    parser.add_argument("--rounds", type=int, default=1, help="sessions in all, as a multiple of those at a time")
+    parser.add_argument("--turns", type=int, default=6, help="turns of the median session")
+    parser.add_argument("--scale", type=float, default=0.05, help="factor of the lengths in tokens")
+    parser.add_argument("--pool-share", type=float, default=1 / 3)
+    parser.add_argument("--max-num-seqs", type=int, default=8)
+    parser.add_argument("--max-model-len", type=int, default=4096)
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--model", help="a .gguf file; default: that of chairlift serve")
+    parser.add_argument("--peers", type=Path, default=default_folder(), help="folder of the programs of others")
+    parser.add_argument("--json", action="store_true", help="print one JSON line instead of the tables")
+    args = parser.parse_args()
+    source = resolve_model(args.model)
+    if not isinstance(source, GGUFSource):
+        raise SystemExit(f"--model {args.model}: this must be a .gguf file, which all systems can read")
+    args.model = source.path
+    names, results = args.servers.split(","), dict[str, list[Values]]()
+    for number, seed in enumerate(map(int, args.seeds.split(","))):
+        first = number % len(names)
+        found = run_seed(Systems(args, kv_slot_bytes(source.config(), "float16")), names[first:] + names[:first], seed)
+        for name in names:
+            results.setdefault(name, []).append(found[name])
+    lines = ratio_lines(results) if OURS[1] in results else []
+    print_result("agent_servers", vars(args), results, [results_table(results), *lines], as_json=args.json, width=150)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
