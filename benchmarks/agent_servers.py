@@ -1,11 +1,12 @@
 """Compares Chairlift with llama-server and OpenVINO GenAI on sessions of agents, with equally large KV memory.
 
     python -m benchmarks.agent_servers [--servers lru,expected-use,llama-slots,llama-cache,openvino] [--sessions 16]
-        [--rounds 1] [--turns 6] [--scale 0.05] [--pool-share 0.33] [--max-num-seqs 8] [--seeds 0,1,2]
-        [--model MODEL.gguf] [--peers FOLDER] [--json]
+        [--turns 12] [--scale 0.05] [--pool-share 0.33] [--max-num-seqs 8] [--seconds 90] [--warmup-seconds 20]
+        [--seeds 0,1,2] [--model MODEL.gguf] [--peers FOLDER] [--json]
 
 Each system starts anew for each seed, in an order that rotates, and answers the sessions of `benchmarks.agents` in a
-closed loop. Its KV memory has the tokens of --pool-share of the mean contexts of the sessions at a time.
+closed loop, and is stopped after --seconds. Turns that ended in the first --warmup-seconds are not counted. Its KV
+memory has the tokens of --pool-share of the mean contexts of the sessions at a time.
 
 lru, expected-use   `chairlift serve` with this policy of eviction
 llama-slots         llama-server, whose slots share the KV memory
@@ -33,7 +34,7 @@ from typing import Final, Protocol
 
 import httpx
 import numpy as np
-from benchmarks.agents import BLOCK_SIZE, Values, count_sessions, mean_context
+from benchmarks.agents import BLOCK_SIZE, Values, mean_context
 from benchmarks.common import print_result, ratios, results_table, spread
 from benchmarks.peers.environment import default_folder, environment
 from benchmarks.peers.llamacpp import build
@@ -56,13 +57,15 @@ class Answer:
     """An answer with its times, in seconds of `time.perf_counter`.
 
     Attributes:
+        end: infinity while it is not complete.
         num_cached_tokens: prompt tokens that the system had; None if it does not say.
     """
 
     due: float
+    num_prompt_tokens: int
     token_ids: list[int] = field(default_factory=list)
     first_token_time: float = 0.0
-    end: float = 0.0
+    end: float = float("inf")
     num_cached_tokens: int | None = None
 
 
@@ -198,48 +201,39 @@ class Systems:
 # -- runs ----------------------------------------------------------------------------------------------------------
 
 
-async def answer_sessions(system: System, workload: Sequence[WorkloadRequest]) -> dict[str, Answer]:
-    """Send each request when it is due, until all are answered."""
+async def answer_sessions(system: System, workload: Sequence[WorkloadRequest], seconds: float) -> dict[str, Answer]:
+    """Send each request when it is due, until all are answered or the time is over. Incomplete answers are left out."""
     feed, answers, running = RequestFeed(workload), dict[str, Answer](), dict[asyncio.Task[None], WorkloadRequest]()
     start = time.perf_counter()
-    while running or not feed.is_exhausted:
-        for item in feed.pop_due(time.perf_counter() - start):
-            answers[item.request_id] = answer = Answer(start + item.arrival)
+    while (running or not feed.is_exhausted) and (now := time.perf_counter() - start) < seconds:
+        for item in feed.pop_due(now):
+            answers[item.request_id] = answer = Answer(start + item.arrival, len(item.prompt_token_ids))
             running[asyncio.create_task(system.complete(item, answer))] = item
-        next_time = feed.next_time()
-        timeout = None if next_time is None else max(0.0, start + next_time - time.perf_counter())
-        if not running:
-            await asyncio.sleep(timeout or 0.0)
-            continue
-        done, _ = await asyncio.wait(running, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
+        next_time = min(seconds, feed.next_time() or seconds)
+        pause = asyncio.create_task(asyncio.sleep(max(0.0, start + next_time - time.perf_counter())))
+        done, _ = await asyncio.wait([*running, pause], return_when=asyncio.FIRST_COMPLETED)
+        pause.cancel()
+        for task in done & running.keys():
             task.result()
             item, end = running.pop(task), time.perf_counter()
-            answer = answers[item.request_id]
-            answer.end = end
-            feed.finish(item.request_id, end - start, [*item.prompt_token_ids, *answer.token_ids])
-    return answers
+            answers[item.request_id].end = end
+            feed.finish(item.request_id, end - start, [*item.prompt_token_ids, *answers[item.request_id].token_ids])
+    for task in running:
+        task.cancel()
+    return {name: answer for name, answer in answers.items() if answer.end < float("inf")}
 
 
-def values_of(answers: dict[str, Answer], prompt_lens: dict[str, int], num_sessions: int) -> Values:
-    done = list(answers.values())
+def values_of(answers: Sequence[Answer], warmup_seconds: float) -> Values:
+    """The figures of the answers that ended after the warm-up, which begins when the first one is due."""
+    counted_from = min(each.due for each in answers) + warmup_seconds
+    done = [each for each in answers if each.end >= counted_from]
     p50, p95 = np.quantile([each.first_token_time - each.due for each in done], (0.5, 0.95)).tolist()
-    seconds = max(each.end for each in done) - min(each.due for each in done)
-    values = {"sessions/h": num_sessions / seconds * 3600, "TTFT P50, s": p50, "TTFT P95, s": p95}
+    seconds = max(each.end for each in done) - counted_from
+    values = {"turns/h": len(done) / seconds * 3600, "TTFT P50, s": p50, "TTFT P95, s": p95}
     if all(each.num_cached_tokens is not None for each in done):
         cached = sum(each.num_cached_tokens or 0 for each in done)
-        values["hit rate"] = cached / sum(prompt_lens.values())
+        values["hit rate"] = cached / sum(each.num_prompt_tokens for each in done)
     return values
-
-
-def prompt_lens(workload: Sequence[WorkloadRequest]) -> dict[str, int]:
-    """The tokens of each prompt, with what it continues."""
-    ends: dict[str | None, int] = {None: 0}
-    lens = {}
-    for item in workload:
-        lens[item.request_id] = ends[item.continues] + len(item.prompt_token_ids)
-        ends[item.request_id] = lens[item.request_id] + item.output_len
-    return lens
 
 
 # -- report --------------------------------------------------------------------------------------------------------
@@ -248,7 +242,7 @@ def prompt_lens(workload: Sequence[WorkloadRequest]) -> dict[str, int]:
 def run_seed(systems: Systems, names: Sequence[str], seed: int) -> dict[str, Values]:
     """Run all systems on the sessions of a seed."""
     args = systems.args
-    load = AgentSessions(args.rounds * args.sessions, args.sessions, args.scale, args.turns, args.max_model_len - 1)
+    load = AgentSessions(4 * args.sessions, args.sessions, args.scale, args.turns, args.max_model_len - 1)
     workload = load.requests(seed, 1000)
     share = args.pool_share * args.sessions * mean_context(workload)
     num_blocks = round(max(args.max_model_len + BLOCK_SIZE, share) / BLOCK_SIZE)
@@ -257,18 +251,18 @@ def run_seed(systems: Systems, names: Sequence[str], seed: int) -> dict[str, Val
 
         async def answer(name: str = name) -> dict[str, Answer]:
             async with systems.start(name, num_blocks) as system:
-                return await answer_sessions(system, workload)
+                return await answer_sessions(system, workload, args.seconds)
 
-        found[name] = values_of(asyncio.run(answer()), prompt_lens(workload), count_sessions(workload))
+        found[name] = values_of(list(asyncio.run(answer()).values()), args.warmup_seconds)
         print(f"seed {seed}, {num_blocks * BLOCK_SIZE} tokens, {name}: {found[name]}", file=sys.stderr)
     return found
 
 
 def ratio_lines(results: dict[str, list[Values]]) -> list[str]:
-    """The sessions per hour of the default policy, relative to each other system."""
-    own = [values["sessions/h"] for values in results[OURS[1]]]
+    """The turns per hour of the default policy, relative to each other system."""
+    own = [values["turns/h"] for values in results[OURS[1]]]
     return [
-        f"sessions/h of {OURS[1]} / {name}: {spread(ratios(own, [values['sessions/h'] for values in rows]))}"
+        f"turns/h of {OURS[1]} / {name}: {spread(ratios(own, [values['turns/h'] for values in rows]))}"
         for name, rows in results.items()
         if name != OURS[1]
     ]
@@ -278,12 +272,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--servers", default="lru,expected-use,llama-slots,llama-cache,openvino")
     parser.add_argument("--sessions", type=int, default=16, help="sessions at a time")
-    parser.add_argument("--rounds", type=int, default=1, help="sessions in all, as a multiple of those at a time")
-    parser.add_argument("--turns", type=int, default=6, help="turns of the median session")
+    parser.add_argument("--turns", type=int, default=12, help="turns of the median session")
     parser.add_argument("--scale", type=float, default=0.05, help="factor of the lengths in tokens")
     parser.add_argument("--pool-share", type=float, default=1 / 3)
     parser.add_argument("--max-num-seqs", type=int, default=8)
     parser.add_argument("--max-model-len", type=int, default=4096)
+    parser.add_argument("--seconds", type=float, default=90.0)
+    parser.add_argument("--warmup-seconds", type=float, default=20.0)
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--model", help="a .gguf file; default: that of chairlift serve")
     parser.add_argument("--peers", type=Path, default=default_folder(), help="folder of the programs of others")

@@ -7,10 +7,11 @@ import time
 from dataclasses import replace
 
 import pytest
-from benchmarks.agent_servers import Answer, answer_sessions, prompt_lens, values_of
+from benchmarks.agent_servers import Answer, answer_sessions, values_of
 
 from chairlift.lab.workload.agent_sessions import AgentSessions
 from chairlift.lab.workload.request import WorkloadRequest
+from support.waiting import AMPLE_SECONDS
 
 
 class Echo:
@@ -29,9 +30,9 @@ class Echo:
 def test_a_turn_continues_the_answer_before_it() -> None:
     workload = AgentSessions(4, 2, scale=0.002, turns=3).requests(0, 100)
     echo = Echo()
-    answers = asyncio.run(answer_sessions(echo, [_soon(item) for item in workload]))
+    answers = asyncio.run(answer_sessions(echo, [_soon(item) for item in workload], AMPLE_SECONDS))
     assert answers.keys() == echo.prompts.keys() == {item.request_id for item in workload}
-    assert {name: len(prompt) for name, prompt in echo.prompts.items()} == prompt_lens(workload)
+    assert all(answers[name].num_prompt_tokens == len(prompt) for name, prompt in echo.prompts.items())
     for item in workload:
         if item.continues is not None:
             before = [*echo.prompts[item.continues], *answers[item.continues].token_ids]
@@ -40,12 +41,18 @@ def test_a_turn_continues_the_answer_before_it() -> None:
             assert answers[item.follows].end <= answers[item.request_id].due
 
 
-def test_values_of_a_run() -> None:
-    answers = {"a": Answer(10.0, [1], 11.0, 12.0, 30), "b": Answer(20.0, [1], 23.0, 28.0, 60)}
-    values = values_of(answers, {"a": 80, "b": 100}, 2)
-    assert values == pytest.approx({"sessions/h": 400.0, "TTFT P50, s": 2.0, "TTFT P95, s": 2.9, "hit rate": 0.5})
-    answers["b"].num_cached_tokens = None
-    assert "hit rate" not in values_of(answers, {"a": 80, "b": 100}, 2)
+def test_a_run_ends_when_its_time_is_over() -> None:
+    workload = [WorkloadRequest("early", 0.0, [1], 2), WorkloadRequest("late", AMPLE_SECONDS, [1], 2)]
+    assert asyncio.run(answer_sessions(Echo(), workload, 0.01)).keys() == {"early"}
+
+
+def test_values_leave_out_what_ended_during_the_warm_up() -> None:
+    answers = [Answer(10.0, 50, [1], 10.5, 14.0, 0), Answer(11.0, 80, [1], 12.0, 15.0, 30)]
+    answers.append(Answer(20.0, 100, [1], 23.0, 35.0, 60))
+    expected = {"turns/h": 360.0, "TTFT P50, s": 2.0, "TTFT P95, s": 2.9, "hit rate": 0.5}
+    assert values_of(answers, 5.0) == pytest.approx(expected)
+    answers[-1].num_cached_tokens = None
+    assert "hit rate" not in values_of(answers, 5.0)
 
 
 def _soon(item: WorkloadRequest) -> WorkloadRequest:
