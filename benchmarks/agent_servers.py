@@ -1,12 +1,13 @@
 """Compares Chairlift with llama-server and OpenVINO GenAI on sessions of agents, with equally large KV memory.
 
-    python -m benchmarks.agent_servers [--servers lru,expected-use,llama-slots,llama-cache,openvino] [--sessions 16]
-        [--turns 12] [--scale 0.05] [--pool-share 0.33] [--max-num-seqs 8] [--seconds 90] [--warmup-seconds 20]
+    python -m benchmarks.agent_servers [--servers lru,expected-use,llama-slots,llama-cache,openvino] [--sessions 32]
+        [--turns 20] [--scale 0.0125] [--pool-share 0.33] [--max-num-seqs 8] [--seconds 120] [--warmup-seconds 45]
         [--seeds 0,1,2] [--model MODEL.gguf] [--peers FOLDER] [--json]
 
-Each system starts anew for each seed, in an order that rotates, and answers the sessions of `benchmarks.agents` in a
-closed loop, and is stopped after --seconds. Turns that ended in the first --warmup-seconds are not counted. Its KV
-memory has the tokens of --pool-share of the mean contexts of the sessions at a time.
+Each system starts anew for each seed, in an order that rotates, answers the sessions of `benchmarks.agents` in a closed
+loop, and is stopped after --seconds. The first sessions are under way, each at a random turn, whose prompt has all of
+the earlier ones. Turns that ended in the first --warmup-seconds are not counted. A failed call is repeated. The KV
+memory of each system has the tokens of --pool-share of the mean contexts of the sessions at a time.
 
 lru, expected-use   `chairlift serve` with this policy of eviction
 llama-slots         llama-server, whose slots share the KV memory
@@ -28,9 +29,9 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import httpx
 import numpy as np
@@ -50,6 +51,7 @@ from chairlift.loading.model_source import GGUFSource
 from chairlift.loading.resolve import resolve_model
 
 OURS: Final = ("lru", "expected-use")
+RETRY_SECONDS: Final = 0.2
 
 
 @dataclass(slots=True)
@@ -59,6 +61,7 @@ class Answer:
     Attributes:
         end: infinity while it is not complete.
         num_cached_tokens: prompt tokens that the system had; None if it does not say.
+        num_failures: calls that failed before.
     """
 
     due: float
@@ -67,6 +70,7 @@ class Answer:
     first_token_time: float = 0.0
     end: float = float("inf")
     num_cached_tokens: int | None = None
+    num_failures: int = 0
 
 
 class System(Protocol):
@@ -95,18 +99,25 @@ class HTTPServer:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        while not await self._stream(body, answer):
+            answer.num_failures, answer.first_token_time = answer.num_failures + 1, 0.0
+            await asyncio.sleep(RETRY_SECONDS)
+        answer.token_ids = _output(item)
+
+    async def _stream(self, body: dict[str, Any], answer: Answer) -> bool:
+        """Send one call; returns whether it was answered completely."""
+        is_complete = False
         async with self.client.stream("POST", "/v1/completions", json=body) as response:
-            if response.status_code != 200:
-                raise SystemExit(f"{item.request_id}: http {response.status_code}: {await response.aread()!r}")
+            if response.status_code == 400:
+                raise SystemExit((await response.aread()).decode(errors="replace"))
             async for line in response.aiter_lines():
-                if not line.startswith("data: {"):
+                if not line.startswith("data: {") or "error" in (record := json.loads(line[6:])):
                     continue
                 answer.first_token_time = answer.first_token_time or time.perf_counter()
-                if usage := json.loads(line[6:]).get("usage"):
-                    assert usage["completion_tokens"] == item.output_len, usage
+                if usage := record.get("usage"):
+                    is_complete = usage["completion_tokens"] == body["max_tokens"]
                     answer.num_cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        assert item.output_token is not None
-        answer.token_ids = [item.output_token] * item.output_len
+        return is_complete
 
 
 class PipelineProcess:
@@ -198,6 +209,32 @@ class Systems:
             await process.wait()
 
 
+# -- sessions under way --------------------------------------------------------------------------------------------
+
+
+def under_way(workload: Sequence[WorkloadRequest], concurrency: int, seed: int) -> list[WorkloadRequest]:
+    """Begin each of the first sessions at a random turn, whose prompt has the tokens of the earlier ones."""
+    rng, kept = np.random.default_rng([seed, 1]), {item.request_id: item for item in workload}
+    for number in range(concurrency):
+        turns = [item for item in workload if item.request_id.startswith(f"s{number}-")]
+        called = [item for item in workload if item.request_id.startswith(f"s{number}.sub-")]
+        start = int(rng.integers(len(turns)))
+        earlier = {turn.request_id for turn in turns[:start]}
+        tokens = [token for turn in turns[:start] for token in (*turn.prompt_token_ids, *_output(turn))]
+        first = turns[start]
+        kept[first.request_id] = replace(
+            first, arrival=0.0, prompt_token_ids=[*tokens, *first.prompt_token_ids], follows=None, continues=None
+        )
+        gone = earlier | ({item.request_id for item in called} if called and called[0].follows in earlier else set())
+        kept = {name: item for name, item in kept.items() if name not in gone}
+    return list(kept.values())
+
+
+def _output(item: WorkloadRequest) -> list[int]:
+    assert item.output_token is not None
+    return [item.output_token] * item.output_len
+
+
 # -- runs ----------------------------------------------------------------------------------------------------------
 
 
@@ -220,6 +257,7 @@ async def answer_sessions(system: System, workload: Sequence[WorkloadRequest], s
             feed.finish(item.request_id, end - start, [*item.prompt_token_ids, *answers[item.request_id].token_ids])
     for task in running:
         task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)  # llama-server ends when all connections are closed.
     return {name: answer for name, answer in answers.items() if answer.end < float("inf")}
 
 
@@ -230,6 +268,7 @@ def values_of(answers: Sequence[Answer], warmup_seconds: float) -> Values:
     p50, p95 = np.quantile([each.first_token_time - each.due for each in done], (0.5, 0.95)).tolist()
     seconds = max(each.end for each in done) - counted_from
     values = {"turns/h": len(done) / seconds * 3600, "TTFT P50, s": p50, "TTFT P95, s": p95}
+    values["failed calls"] = sum(each.num_failures for each in done)
     if all(each.num_cached_tokens is not None for each in done):
         cached = sum(each.num_cached_tokens or 0 for each in done)
         values["hit rate"] = cached / sum(each.num_prompt_tokens for each in done)
@@ -243,8 +282,9 @@ def run_seed(systems: Systems, names: Sequence[str], seed: int) -> dict[str, Val
     """Run all systems on the sessions of a seed."""
     args = systems.args
     load = AgentSessions(4 * args.sessions, args.sessions, args.scale, args.turns, args.max_model_len - 1)
-    workload = load.requests(seed, 1000)
-    share = args.pool_share * args.sessions * mean_context(workload)
+    sessions = load.requests(seed, 1000)
+    workload = under_way(sessions, args.sessions, seed)
+    share = args.pool_share * args.sessions * mean_context(sessions)
     num_blocks = round(max(args.max_model_len + BLOCK_SIZE, share) / BLOCK_SIZE)
     found = {}
     for name in names:
@@ -271,14 +311,14 @@ def ratio_lines(results: dict[str, list[Values]]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--servers", default="lru,expected-use,llama-slots,llama-cache,openvino")
-    parser.add_argument("--sessions", type=int, default=16, help="sessions at a time")
-    parser.add_argument("--turns", type=int, default=12, help="turns of the median session")
-    parser.add_argument("--scale", type=float, default=0.05, help="factor of the lengths in tokens")
+    parser.add_argument("--sessions", type=int, default=32, help="sessions at a time")
+    parser.add_argument("--turns", type=int, default=20, help="turns of the median session")
+    parser.add_argument("--scale", type=float, default=0.0125, help="factor of the lengths in tokens")
     parser.add_argument("--pool-share", type=float, default=1 / 3)
     parser.add_argument("--max-num-seqs", type=int, default=8)
     parser.add_argument("--max-model-len", type=int, default=4096)
-    parser.add_argument("--seconds", type=float, default=90.0)
-    parser.add_argument("--warmup-seconds", type=float, default=20.0)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--warmup-seconds", type=float, default=45.0)
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--model", help="a .gguf file; default: that of chairlift serve")
     parser.add_argument("--peers", type=Path, default=default_folder(), help="folder of the programs of others")
