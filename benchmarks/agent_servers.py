@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import sys
 import time
@@ -68,7 +69,7 @@ class Answer:
     num_prompt_tokens: int
     token_ids: list[int] = field(default_factory=list)
     first_token_time: float = 0.0
-    end: float = float("inf")
+    end: float = math.inf
     num_cached_tokens: int | None = None
     num_failures: int = 0
 
@@ -239,7 +240,7 @@ def _output(item: WorkloadRequest) -> list[int]:
 
 
 async def answer_sessions(system: System, workload: Sequence[WorkloadRequest], seconds: float) -> dict[str, Answer]:
-    """Send each request when it is due, until all are answered or the time is over. Incomplete answers are left out."""
+    """Send each request when it is due, until all are answered or the time is over."""
     feed, answers, running = RequestFeed(workload), dict[str, Answer](), dict[asyncio.Task[None], WorkloadRequest]()
     start = time.perf_counter()
     while (running or not feed.is_exhausted) and (now := time.perf_counter() - start) < seconds:
@@ -258,18 +259,18 @@ async def answer_sessions(system: System, workload: Sequence[WorkloadRequest], s
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)  # llama-server ends when all connections are closed.
-    return {name: answer for name, answer in answers.items() if answer.end < float("inf")}
+    return answers
 
 
-def values_of(answers: Sequence[Answer], warmup_seconds: float) -> Values:
+def values_of(answers: Sequence[Answer], seconds: float, warmup_seconds: float) -> Values:
     """The figures of the answers that ended after the warm-up, which begins when the first one is due."""
-    counted_from = min(each.due for each in answers) + warmup_seconds
-    done = [each for each in answers if each.end >= counted_from]
-    p50, p95 = np.quantile([each.first_token_time - each.due for each in done], (0.5, 0.95)).tolist()
-    seconds = max(each.end for each in done) - counted_from
-    values = {"turns/h": len(done) / seconds * 3600, "TTFT P50, s": p50, "TTFT P95, s": p95}
-    values["failed calls"] = sum(each.num_failures for each in done)
-    if all(each.num_cached_tokens is not None for each in done):
+    start = min(each.due for each in answers)
+    done = [each for each in answers if start + warmup_seconds <= each.end < math.inf]
+    ttfts = [each.first_token_time - each.due for each in done] or [math.nan]
+    p50, p95 = np.quantile(ttfts, (0.5, 0.95)).tolist()
+    values = {"turns/h": len(done) / (seconds - warmup_seconds) * 3600, "TTFT P50, s": p50, "TTFT P95, s": p95}
+    values["failed calls"] = sum(each.num_failures for each in answers)
+    if done and all(each.num_cached_tokens is not None for each in done):
         cached = sum(each.num_cached_tokens or 0 for each in done)
         values["hit rate"] = cached / sum(each.num_prompt_tokens for each in done)
     return values
@@ -293,7 +294,7 @@ def run_seed(systems: Systems, names: Sequence[str], seed: int) -> dict[str, Val
             async with systems.start(name, num_blocks) as system:
                 return await answer_sessions(system, workload, args.seconds)
 
-        found[name] = values_of(list(asyncio.run(answer()).values()), args.warmup_seconds)
+        found[name] = values_of(list(asyncio.run(answer()).values()), args.seconds, args.warmup_seconds)
         print(f"seed {seed}, {num_blocks * BLOCK_SIZE} tokens, {name}: {found[name]}", file=sys.stderr)
     return found
 

@@ -63,9 +63,11 @@ def test_values_leave_out_what_ended_during_the_warm_up() -> None:
     answers = [Answer(10.0, 50, [1], 10.5, 14.0, 0), Answer(11.0, 80, [1], 12.0, 15.0, 30)]
     answers.append(Answer(20.0, 100, [1], 23.0, 35.0, 60))
     expected = {"turns/h": 360.0, "TTFT P50, s": 2.0, "TTFT P95, s": 2.9, "failed calls": 0, "hit rate": 0.5}
-    assert values_of(answers, 5.0) == pytest.approx(expected)
-    answers[-1].num_cached_tokens = None
-    assert "hit rate" not in values_of(answers, 5.0)
+    assert values_of(answers, 25.0, 5.0) == pytest.approx(expected)
+    answers.append(Answer(12.0, 100))
+    assert values_of(answers, 25.0, 5.0) == pytest.approx(expected)
+    answers[2].num_cached_tokens = None
+    assert "hit rate" not in values_of(answers, 25.0, 5.0)
 
 
 def _soon(item: WorkloadRequest) -> WorkloadRequest:
