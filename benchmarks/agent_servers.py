@@ -2,7 +2,7 @@
 
     python -m benchmarks.agent_servers [--servers lru,expected-use,llama-slots,llama-cache,openvino] [--sessions 32]
         [--turns 20] [--scale 0.0125] [--pool-share 0.33] [--max-num-seqs 8] [--seconds 120] [--warmup-seconds 45]
-        [--seeds 0,1,2] [--model MODEL.gguf] [--peers FOLDER] [--json]
+        [--seeds 0,1,2] [--model MODEL.gguf] [--openvino-model FOLDER] [--peers FOLDER] [--json]
 
 Each system starts anew for each seed, in an order that rotates, answers the sessions of `benchmarks.agents` in a closed
 loop, and is stopped after --seconds. The first sessions are under way, each at a random turn, whose prompt has all of
@@ -322,6 +322,9 @@ def main() -> int:
     parser.add_argument("--warmup-seconds", type=float, default=45.0)
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--model", help="a .gguf file; default: that of chairlift serve")
+    parser.add_argument(
+        "--openvino-model", type=Path, help="folder of an IR for OpenVINO, which else reads the same file"
+    )
     parser.add_argument("--peers", type=Path, default=default_folder(), help="folder of the programs of others")
     parser.add_argument("--json", action="store_true", help="print one JSON line instead of the tables")
     args = parser.parse_args()
