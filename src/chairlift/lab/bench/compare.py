@@ -148,7 +148,7 @@ def run_compare(
     max_model_len = next(iter(configs.values())).max_model_len
     assert max_model_len is not None
     workloads = [
-        with_max_tokens(options.workload(loaded.config.vocab_size, number, tokenize), max_model_len)
+        with_max_tokens(options.workload(loaded.config.vocab_size, number, tokenize, max_model_len), max_model_len)
         for number in range(options.repeats + 1)
     ]
     for name in configs:
@@ -180,10 +180,11 @@ def _num_blocks(plan: KVCachePlan, loaded: LoadedDecoder, config: EngineConfig) 
 
 
 def with_max_tokens(workload: Sequence[WorkloadRequest], max_model_len: int) -> list[WorkloadRequest]:
-    """Set `max_tokens` of the requests without it to the largest value that fits max_model_len."""
+    """Set `max_tokens` of the requests without it to the largest value that fits max_model_len, except for those that
+    continue others, whose prompts are not known yet."""
     return [
         item
-        if item.max_tokens is not None
+        if item.max_tokens is not None or item.continues is not None
         else replace(item, max_tokens=max(item.output_len, max_model_len - len(item.prompt_token_ids)))
         for item in workload
     ]

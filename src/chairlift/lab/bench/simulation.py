@@ -195,7 +195,7 @@ def run_simulations(
     if len(configs) > 1 and config.event_log is not None:
         raise ConfigError(f"event_log={config.event_log} has one run, got {len(configs)} policies: simulate one")
     limit = min(planned(each).scheduler.max_model_len for each in configs.values())
-    workload = load.workload(model.vocab_size, token_round=0)
+    workload = load.workload(model.vocab_size, token_round=0, max_model_len=limit)
     constants, results = _constants(cost_model, recorded), {}
     with progress_bar("simulated requests", len(workload) * len(configs)) as advance:
         for name, each in configs.items():

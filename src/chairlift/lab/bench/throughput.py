@@ -29,12 +29,12 @@ def run_throughput(config: EngineConfig, options: ThroughputOptions) -> Benchmar
     tokenize = None if config.skip_tokenizer_init else text_tokenizer(config.model)
     runs: list[RunValues] = []
     try:
-        vocab_size = engine.facts.model_config.vocab_size
-        warm_up = options.workload(vocab_size, 0, tokenize)
+        vocab_size, limit = engine.facts.model_config.vocab_size, engine.facts.scheduler_config.max_model_len
+        warm_up = options.workload(vocab_size, 0, tokenize, limit)
         forced_requests(engine, warm_up)
         drive_all_at_once(engine, warm_up[: options.num_warmups])
         for run_number in range(1, options.repeats + 1):
-            workload = options.workload(vocab_size, run_number, tokenize)
+            workload = options.workload(vocab_size, run_number, tokenize, limit)
             run_forced(engine, log, workload, options.max_concurrency)
             run = summarize(log.events)
             runs.append(run.values())

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from chairlift.errors import ConfigError
+from chairlift.lab.workload.agent_sessions import MEDIAN_TURNS, AgentSessions, parse_agent_sessions
 from chairlift.lab.workload.arrivals import ArrivalProcess, with_arrivals
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import MAX_NUM_PROMPTS, WorkloadRequest
@@ -27,10 +28,17 @@ DEFAULT_NUM_PROMPTS = 64
 DEFAULT_INPUT_LEN = "lognormal:96,0.7,16..512"
 DEFAULT_OUTPUT_LEN = "exp:96,8..384"
 
+DETERMINED = {
+    "trace": ("input_len", "output_len"),
+    "agent_sessions": ("trace", "num_prompts", "input_len", "output_len", "request_rate"),
+    "closed_loop": ("request_rate",),
+}
+"""The options that have no effect, and are rejected, by the option that determines them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOptions:
-    """Options of a synthetic workload or, with `trace`, of a recorded one.
+    """Options of a synthetic workload, of sessions of agents or, with `trace`, of a recorded workload.
 
     Raises:
         ConfigError: a value is out of range. The message names the option, the value and the limit.
@@ -59,6 +67,15 @@ class WorkloadOptions:
         None, "Maximum number of concurrent requests (closed loop). Default: no limit.", minimum=1
     )
     trace: Path | None = option(None, "Recorded workload, instead of lengths and arrivals.")
+    closed_loop: bool = option(
+        False, "Send turns of recorded sessions the recorded gap after the end of the turn before them."
+    )
+    agent_sessions: AgentSessions | None = option(
+        None,
+        "Sessions of coding agents, --max-concurrency at a time: NUMBER[,SCALE[,TURNS]]. SCALE multiplies all lengths "
+        f"in tokens. Default of SCALE,TURNS: 1,{MEDIAN_TURNS}.",
+        parse=parse_agent_sessions,
+    )
     goodput: SLO | None = option(
         None,
         "SLO of every request in milliseconds, as ttft:100 tpot:50, whose goodput is measured. Default: none.",
@@ -69,7 +86,7 @@ class WorkloadOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.trace is None:
+        if self.trace is None and self.agent_sessions is None:
             for name, default in (
                 ("num_prompts", DEFAULT_NUM_PROMPTS),
                 ("input_len", DEFAULT_INPUT_LEN),
@@ -77,27 +94,37 @@ class WorkloadOptions:
             ):
                 if getattr(self, name) is None:
                     object.__setattr__(self, name, default)
-        for name in ("input_len", "output_len"):
-            if (text := getattr(self, name)) is None:
-                continue
-            if self.trace is not None:
-                raise ConfigError(
-                    f"{name}={text} cannot be combined with trace, which determines the lengths: leave one of them out"
-                )
-            parse_lengths(text)
+        for source, names in DETERMINED.items():
+            for name in names:
+                if getattr(self, source) and (value := getattr(self, name)) is not None:
+                    raise ConfigError(
+                        f"{name}={value} cannot be combined with {source}, which determines it: leave one of them out"
+                    )
+        if self.closed_loop and self.trace is None:
+            raise ConfigError("closed_loop requires trace: leave it out, or give a trace of --record-trace")
+        for text in (self.input_len, self.output_len):
+            if text is not None:
+                parse_lengths(text)
         ArrivalProcess(self.request_rate, self.burstiness)
 
-    def workload(self, vocab_size: int, token_round: int, tokenize: Tokenize | None = None) -> list[WorkloadRequest]:
+    def workload(
+        self, vocab_size: int, token_round: int, tokenize: Tokenize | None = None, max_model_len: int | None = None
+    ) -> list[WorkloadRequest]:
         """Create the requests of one round. Rounds differ only in their tokens.
 
         Args:
             tokenize: converts text to token ids, for a trace with texts.
+            max_model_len: sessions of agents end before their context has more tokens; None: no limit of an engine.
 
         Raises:
             ConfigError: max_tokens is less than an output length, or the trace cannot be read or does not fit the
                 vocabulary. The message names the request or the line.
         """
-        if self.trace is None:
+        if (sessions := self.agent_sessions) is not None:
+            concurrency = self.max_concurrency or sessions.num_sessions
+            sessions = replace(sessions, concurrency=concurrency, max_model_len=max_model_len or sessions.max_model_len)
+            workload = redraw_tokens(sessions.requests(self.seed, vocab_size), self.seed, token_round, vocab_size)
+        elif self.trace is None:
             workload = make_workload(
                 self.seed,
                 self.num_prompts or DEFAULT_NUM_PROMPTS,
@@ -116,7 +143,9 @@ class WorkloadOptions:
     def _recorded(
         self, trace: Path, vocab_size: int, token_round: int, tokenize: Tokenize | None
     ) -> list[WorkloadRequest]:
-        options = TraceOptions(limit=self.num_prompts, vocab_size=vocab_size, tokenize=tokenize)
+        options = TraceOptions(
+            limit=self.num_prompts, vocab_size=vocab_size, tokenize=tokenize, closed_loop=self.closed_loop
+        )
         workload = read_trace(trace, options)
         if self.request_rate is not None:
             arrivals = ArrivalProcess(self.request_rate, self.burstiness)
@@ -175,16 +204,22 @@ def redraw_tokens(
 
 def format_arrivals(options: WorkloadOptions) -> str:
     """When the requests of a workload arrive, for a title."""
-    if options.request_rate is None:
-        text = "at once" if options.trace is None else "at the times of the trace"
-    else:
+    if options.agent_sessions is not None:
+        text = "as turns of sessions"
+    elif options.request_rate is not None:
         text = "at once" if options.request_rate == math.inf else f"at {options.request_rate:g}/s"
+    elif options.trace is None:
+        text = "at once"
+    else:
+        text = "after the gaps of the trace" if options.closed_loop else "at the times of the trace"
     return text if options.max_concurrency is None else f"{text}, at most {options.max_concurrency} concurrent"
 
 
 def format_lengths(options: WorkloadOptions) -> str:
     """The lengths of the requests of a workload and its seed, for a caption."""
-    if options.trace is not None:
+    if (sessions := options.agent_sessions) is not None:
+        lengths = f"{sessions.num_sessions} agent sessions of {sessions.turns} turns, lengths times {sessions.scale:g}"
+    elif options.trace is not None:
         lengths = f"trace {options.trace}"
     else:
         lengths = f"prompt {options.input_len}, output {options.output_len}"

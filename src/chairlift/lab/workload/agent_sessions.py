@@ -122,6 +122,21 @@ class AgentSessions:
         return min(self._scaled(median * rng.lognormal()), self.max_model_len // 4)
 
 
+def parse_agent_sessions(text: str, name: str) -> AgentSessions:
+    """Parse "NUMBER[,SCALE[,TURNS]]", whose sessions all run at the same time.
+
+    Raises:
+        ConfigError: the text has another form, or as `AgentSessions`.
+    """
+    parts, defaults = text.split(","), ["", "1", str(MEDIAN_TURNS)]
+    try:
+        number, scale, turns = parts + defaults[len(parts) :]
+        values = int(number), float(scale), int(turns)
+    except ValueError:
+        raise ConfigError(f"{name} must be NUMBER[,SCALE[,TURNS]], such as 64,0.0125,20, got {text!r:.100}") from None
+    return AgentSessions(values[0], *values)
+
+
 def _draw_gap(rng: np.random.Generator) -> float:
     low, high = GAPS[rng.choice(len(GAPS), p=[share for share, _, _ in GAPS])][1:]
     return math.exp(rng.uniform(math.log(low), math.log(high)))

@@ -21,6 +21,7 @@ from msgspec import Meta, Struct
 from chairlift.errors import ConfigError
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import synthetic_tokens
+from chairlift.lab.workload.traces.recorded_sessions import RecordedRequest, follow_turns
 from chairlift.observability.trace_recorder import HASH_BLOCK_SIZE
 from chairlift.slo import SLO
 
@@ -45,6 +46,7 @@ class TraceOptions:
         limit: maximum number of requests to read; None: all.
         vocab_size: synthetic token ids are less than this and less than 256.
         tokenize: returns the token ids of a text without special tokens; required by sharegpt and custom.
+        closed_loop: turns of sessions follow the turn before them (see `follow_turns`).
 
     Raises:
         ConfigError: a number is less than 1.
@@ -53,6 +55,7 @@ class TraceOptions:
     limit: int | None = None
     vocab_size: int = 256
     tokenize: Callable[[str], Sequence[int]] | None = None
+    closed_loop: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("limit", self.limit), ("vocab_size", self.vocab_size)):
@@ -253,7 +256,7 @@ class ChairliftLine(Struct, forbid_unknown_fields=True):
         prompt_token_ids: the tokens themselves, instead of prompt_len.
         prompt_hashes: with prompt_len: a string for each full block; equal ones mean equal tokens up to its end.
         hash_block_size: tokens in the block of each of prompt_hashes; HASH_BLOCK_SIZE if missing.
-        e2e_latency: the recorded latency in seconds; not used.
+        e2e_latency: the recorded latency in seconds, which only a closed loop uses.
         request_id, max_tokens, priority, tenant, slo, is_streamed: as `WorkloadRequest` has them.
     """
 
@@ -295,6 +298,7 @@ class ChairliftLine(Struct, forbid_unknown_fields=True):
 
 def read_chairlift(path: Path, options: TraceOptions) -> Requests:
     """Read a file in Chairlift's format."""
+    recorded: list[RecordedRequest] = []
     for index, (place, line) in enumerate(json_records(path, ChairliftLine)):
         name = line.request_id or f"chairlift-{index}"
         with named_errors(place):
@@ -309,4 +313,10 @@ def read_chairlift(path: Path, options: TraceOptions) -> Requests:
                 slo=line.slo,
                 is_streamed=line.is_streamed is not False,
             )
-        yield request
+            if not options.closed_loop:
+                yield request
+            elif line.e2e_latency is None:
+                raise ValueError("closed_loop requires e2e_latency, from which the gap after the request follows")
+            else:
+                recorded.append(RecordedRequest(request, line.prompt_hashes or (), line.arrival + line.e2e_latency))
+    yield from follow_turns(recorded)

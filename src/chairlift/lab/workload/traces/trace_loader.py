@@ -45,17 +45,21 @@ KEYS: Final = {"mooncake": {"input_length"}, "custom": {"prompt"}, "chairlift": 
 
 
 def read_trace(path: Path | str, options: TraceOptions | None = None) -> list[WorkloadRequest]:
-    """Returns the requests of a trace file, whose format is detected, by arrival. The first one arrives at 0.
+    """Returns the requests of a trace file, whose format is detected, by recorded arrival. The first one arrives at 0.
 
     Requests with equal times keep the order of the file. Requests that cannot be served are skipped, and their number
     is logged: they have no prompt or output tokens (logs write failed requests in this way) or, in sharegpt, lengths
     outside the limits of `formats`.
 
     Raises:
-        ConfigError: the file cannot be read, its format is unknown, a field is wrong, or no request can be served.
+        ConfigError: the file cannot be read, its format is unknown or has no sessions for a closed loop, a field is
+            wrong, or no request can be served.
     """
     path, options = Path(path), options or TraceOptions()
     name = detect_trace_format(path)
+    if options.closed_loop and name != "chairlift":
+        needed = "closed_loop requires hashes and latencies, as in a trace of --record-trace"
+        raise ConfigError(f"{needed}, got {path} in the format {name}: leave closed_loop out")
     requests: list[WorkloadRequest] = []
     num_skipped = 0
     for request in FORMATS[name](path, options):
@@ -78,9 +82,10 @@ def read_trace(path: Path | str, options: TraceOptions | None = None) -> list[Wo
             num_skipped,
             num_skipped + len(requests),
         )
-    start = min(request.arrival for request in requests)
-    shifted = [replace(request, arrival=round(request.arrival - start, 6)) for request in requests]
-    return sorted(shifted, key=lambda request: request.arrival)
+    start = min(request.arrival for request in requests if request.follows is None)
+    times = [request.arrival - (start if request.follows is None else 0.0) for request in requests]
+    shifted = [replace(each, arrival=round(time, 6)) for each, time in zip(requests, times, strict=True)]
+    return shifted if options.closed_loop else sorted(shifted, key=lambda request: request.arrival)
 
 
 def detect_trace_format(path: Path) -> str:
