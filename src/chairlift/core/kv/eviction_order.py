@@ -145,7 +145,9 @@ class ExpectedUse(EvictionOrder):
     def _classify(self, block_id: int, time: float) -> None:
         use = self._uses.get(self._hashes[block_id][:HASH_BYTES])
         gap = 1.0 if use is None else use.gap
-        self._class_of[block_id] = blocks = self._classes.setdefault(gap, OrderedDict())
+        if (blocks := self._classes.get(gap)) is None:
+            blocks = self._classes[gap] = OrderedDict()
+        self._class_of[block_id] = blocks
         blocks[block_id] = time
 
     def remove(self, block_id: int) -> None:
@@ -199,8 +201,10 @@ class ExpectedUse(EvictionOrder):
         self._waiting[request.request_id] = chain
         rank = request.priority, request.arrival_index
         for block in chain:
-            demand = self._demands.setdefault(block, _Demand(0, rank))
-            demand.count, demand.rank = demand.count + 1, min(demand.rank, rank)
+            if (demand := self._demands.get(block)) is None:
+                self._demands[block] = _Demand(1, rank)
+            else:
+                demand.count, demand.rank = demand.count + 1, min(demand.rank, rank)
 
     def _record_return(self, chain: Sequence[bytes], now: float) -> str:
         """Record that the longest known prefix of a chain is used again; returns its request, or an empty id."""
@@ -240,12 +244,13 @@ class ExpectedUse(EvictionOrder):
         kinds = ("", ending, (request.cache_salt, params.prompt_cache_key, ending))
         gap = SHORTEST_GAP if params.prompt_cache_retention in LONG_RETENTIONS else self._gaps.expected(kinds)
         gap = 4.0 ** math.ceil(math.log(min(max(gap, SHORTEST_GAP), LONGEST_GAP), 4))
+        own = _Use(gap, request.request_id)
         for block in chain:
             use = self._uses.get(block)
-            if use is not None and use.owner != before:
-                self._uses[block] = _Use(min(use.gap, gap), None)
+            if use is None or use.owner == before:
+                self._uses[block] = own
             else:
-                self._uses[block] = _Use(gap, request.request_id)
+                self._uses[block] = _Use(min(use.gap, gap), None)
         if chain:
             self._prefixes[chain[-1]] = _Prefix(request.request_id, kinds, self.now)
 
