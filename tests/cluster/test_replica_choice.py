@@ -41,6 +41,30 @@ def test_a_loaded_replica_loses_its_cached_prefix() -> None:
     assert choose_replica(replicas, prompt, random.Random(0)) == "r1"
 
 
+def test_a_session_stays_until_the_loads_differ_by_the_bound() -> None:
+    """It would lose 20 cached tokens, so it stays up to a difference of 4 * 20."""
+    replicas, first = make_replicas(2), make_prompt(TOKENS[:20])
+    replicas["r0"].add("turn", first)
+    replicas["r0"].remove("turn")
+    replicas["r0"].change_cache(first.block_keys, ())
+    turn = make_prompt(TOKENS)
+    for queued, chosen in ((80, "r0"), (81, "r1")):
+        replicas["r0"].others = ReplicaLoad(queued_tokens=queued, free_blocks=64)
+        assert {choose_replica(replicas, turn, random.Random(seed)) for seed in range(20)} == {chosen}
+    replicas["r0"].change_cache((), first.block_keys[-1:])
+    replicas["r0"].others = ReplicaLoad(queued_tokens=40, free_blocks=64)
+    assert choose_replica(replicas, turn, random.Random(0)) == "r1", "the end of its prefix was evicted"
+
+
+def test_a_common_beginning_is_not_a_session() -> None:
+    replicas, first, other = make_replicas(1), make_prompt([*TOKENS, 1, 2, 3]), make_prompt([*TOKENS, 4, 5, 6, 7])
+    state = replicas["r0"]
+    state.add("a", first)
+    assert state.has_session(make_prompt([*TOKENS, 1, 2, 3, 9, 9]))
+    assert not state.has_session(other)
+    assert not state.has_session(make_prompt(TOKENS))
+
+
 def test_a_replica_without_free_blocks_is_avoided() -> None:
     replicas, prompt = make_replicas(2), make_prompt(TOKENS)
     replicas["r0"].others = ReplicaLoad(free_blocks=2)

@@ -1,10 +1,15 @@
 """The choice of a replica for a request: the one that reaches the first token after the least work.
 
-    cost of a replica = queued prompt tokens + prompt tokens that are not cached + DECODE_TOKENS * unfinished requests
+    cost of a replica = load + prompt tokens that are not cached
+    load              = queued prompt tokens + DECODE_TOKENS * unfinished requests
                         + prompt tokens for which it has no free blocks * SHORTAGE_FACTOR
 
 The sum is an estimate of the time to the first token, in prompt tokens: a cached prefix is used unless its replica has
 so much more work that another one computes the prefix sooner.
+
+A session, whose earlier prompts were sent to one of the candidates, moves only if the loads differ by more than
+MOVE_FACTOR times the cached tokens that it would lose: they are computed again, evict the prefixes of other sessions
+there, and its next turns would leave them behind again for any small difference.
 
 The cheapest one of at most four candidates is chosen: two random replicas of those with the longest cached prefix, and
 two random others ("power of two choices"; Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", IEEE
@@ -26,16 +31,19 @@ DECODE_TOKENS: Final = 4.0
 SHORTAGE_FACTOR: Final = 4.0
 """A prompt without free blocks waits until other requests finish, which takes longer than computing as many tokens."""
 
+MOVE_FACTOR: Final = 4.0
+"""The weight of prompt tokens that are not cached, for the next turn of a session."""
+
 ReplicaId = TypeVar("ReplicaId")
 
 
-def cost(replica: ReplicaState, prompt: RoutedPrompt, num_cached: int) -> float:
+def cost(replica: ReplicaState, prompt: RoutedPrompt, num_cached: int, move_factor: float = 1.0) -> float:
     """The work before the first token of a prompt, of which `num_cached` tokens are cached, in prompt tokens."""
     num_new = prompt.num_tokens - num_cached
     free_slots = replica.others.free_blocks * replica.block_size
     shortage = max(0, replica.queued_tokens + num_new - free_slots)
-    work = replica.queued_tokens + num_new + DECODE_TOKENS * replica.num_unfinished
-    return work + SHORTAGE_FACTOR * shortage
+    load = replica.queued_tokens + DECODE_TOKENS * replica.num_unfinished + SHORTAGE_FACTOR * shortage
+    return load + move_factor * num_new
 
 
 def choose_replica(
@@ -48,7 +56,12 @@ def choose_replica(
     """
     longest, others = _split_by_prefix(replicas, prompt)
     candidates = _sample_two(longest, random_source) + _sample_two(others, random_source)
-    return min(candidates, key=lambda name: cost(replicas[name], prompt, replicas[name].num_cached_tokens(prompt)))
+    factor = MOVE_FACTOR if any(replicas[name].has_session(prompt) for name in candidates) else 1.0
+
+    def cost_of(name: ReplicaId) -> float:
+        return cost(replicas[name], prompt, replicas[name].num_cached_tokens(prompt), factor)
+
+    return min(candidates, key=cost_of)
 
 
 def _split_by_prefix(

@@ -92,6 +92,7 @@ class ReplicaState:
     _cached: set[int] = field(default_factory=set)
     _expected: Counter[int] = field(default_factory=Counter)
     _known: set[int] = field(default_factory=set)  # the union of both
+    _ends: set[int] = field(default_factory=set)  # the last full blocks of the prompts that were sent
     _sent: dict[str, _SentPrompt] = field(default_factory=dict)
     _queued_tokens: int = 0
 
@@ -112,11 +113,17 @@ class ReplicaState:
         self._cached.difference_update(removed)
         self._cached.update(stored)
         self._known.difference_update(key for key in removed if key not in self._expected)
+        self._ends.difference_update(removed)
         self._known.update(stored)
 
     def has_block(self, key: int) -> bool:
         """Whether a block is cached, or will be when requests on the way are computed."""
         return key in self._known
+
+    def has_session(self, prompt: RoutedPrompt) -> bool:
+        """Whether a prompt begins with all full blocks of another one that this router has sent to the replica, and
+        whose last block has not been evicted."""
+        return not self._ends.isdisjoint(prompt.block_keys)
 
     def num_cached_blocks_of(self, prompt: RoutedPrompt) -> int:
         """Number of leading blocks of a prompt for which `has_block` is true."""
@@ -133,6 +140,7 @@ class ReplicaState:
         self._queued_tokens += num_queued
         self._expected.update(prompt.block_keys)
         self._known.update(prompt.block_keys)
+        self._ends.update(prompt.block_keys[-1:])
 
     def record_output(self, request_id: str) -> None:
         """Record that the prompt of a request has been computed. Unknown ids and further calls have no effect."""
