@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean, median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from benchmarks.common import print_result
@@ -186,21 +186,32 @@ class LinearCost:
         return self.fixed + self.per_token * shape.num_tokens + self.per_pair * shape.num_pairs
 
 
+class Finished(NamedTuple):
+    """The times and tokens of a request that has ended."""
+
+    arrival: float
+    first_token: float | None
+    end: float
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+
 @dataclass(slots=True)
 class Tally:
     """An event sink that keeps the end of each request."""
 
-    finished: list[RequestFinished] = field(default_factory=list)
+    finished: list[Finished] = field(default_factory=list)
 
     def emit(self, event: Event) -> None:
         if isinstance(event, RequestFinished):
-            self.finished.append(event)
+            times = event.arrival_time, event.first_token_time, event.time
+            self.finished.append(Finished(*times, event.num_prompt_tokens, event.num_cached_tokens))
 
     def values(self, num_sessions: int) -> Values:
         done = self.finished
-        ttfts = [each.first_token_time - each.arrival_time for each in done if each.first_token_time is not None]
+        ttfts = [each.first_token - each.arrival for each in done if each.first_token is not None]
         p50, p95 = np.quantile(ttfts, (0.5, 0.95)).tolist()
-        seconds = max(each.time for each in done) - min(each.arrival_time for each in done)
+        seconds = max(each.end for each in done) - min(each.arrival for each in done)
         hit_rate = sum(each.num_cached_tokens for each in done) / sum(each.num_prompt_tokens for each in done)
         return {
             "hit rate": hit_rate,
@@ -310,13 +321,14 @@ def make_table(results: dict[str, dict[str, Values]]) -> Table:
     return table
 
 
-def _numbers(kind: type[int] | type[float]) -> Callable[[str], list[Any]]:
+def numbers(kind: type[int] | type[float]) -> Callable[[str], list[Any]]:
+    """The parser of an option with numbers separated by commas."""
     return lambda text: [kind(part) for part in text.split(",")]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sessions", type=_numbers(int), default="16,64")
+    parser.add_argument("--sessions", type=numbers(int), default="16,64")
     parser.add_argument("--rounds", type=int, default=2, help="sessions in all, as a multiple of those at a time")
     parser.add_argument("--scale", type=float, default=1 / 80, help="factor of the lengths in tokens")
     parser.add_argument("--turns", type=int, default=20, help="turns of the median session")
@@ -324,8 +336,8 @@ def main() -> int:
     parser.add_argument("--max-num-seqs", type=int, default=8)
     parser.add_argument("--max-num-batched-tokens", type=int, default=512)
     parser.add_argument("--max-model-len", type=int, default=4096)
-    parser.add_argument("--seeds", type=_numbers(int), default="0,1,2")
-    parser.add_argument("--cost", type=_numbers(float), default="8e-3,7e-4,2.5e-7", help="fixed, per token, per pair")
+    parser.add_argument("--seeds", type=numbers(int), default="0,1,2")
+    parser.add_argument("--cost", type=numbers(float), default="8e-3,7e-4,2.5e-7", help="fixed, per token, per pair")
     parser.add_argument("--engine", action="store_true", help="run the sessions on an engine instead")
     parser.add_argument("--model", help="model as in chairlift serve")
     parser.add_argument("--json", action="store_true", help="print one JSON line instead of the tables")
