@@ -18,8 +18,11 @@ from chairlift.lab.sim.simulator import SimConfig, forced_request, simulate
 from chairlift.lab.workload.agent_sessions import AgentSessions
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.request_feed import RequestFeed
+from chairlift.lab.workload.traces.formats import TraceOptions
+from chairlift.lab.workload.traces.trace_loader import read_trace
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
 from chairlift.request import Request
+from support.recorded_trace import record_trace
 
 SECONDS = 0.05
 LIMITS = {"max_model_len": 256, "max_num_seqs": 2, "max_num_batched_tokens": 64}
@@ -70,14 +73,34 @@ def hits(log: EventList) -> dict[str, int]:
     return {each.request_id: each.num_cached_tokens for each in log.events if isinstance(each, RequestFinished)}
 
 
+def sim_config(policy: str) -> SimConfig:
+    pool = KVPool(NUM_BLOCKS, BLOCK_SIZE, 256, prefix_cache_eviction_policy=policy)
+    return SimConfig(SchedulerConfig(**LIMITS), pool)  # type: ignore[arg-type]
+
+
 def test_hits_are_the_same(tiny_model_dir: Callable[..., Path]) -> None:
     workload = AgentSessions(8, 8, scale=1 / 400, turns=4, max_model_len=255).requests(seed=5, vocab_size=200)
     found: dict[str, dict[str, int]] = {}
     for policy in EVICTION_POLICIES:
         log = EventList()
-        pool = KVPool(NUM_BLOCKS, BLOCK_SIZE, 256, prefix_cache_eviction_policy=policy)
-        simulate(workload, SimConfig(SchedulerConfig(**LIMITS), pool), ConstantCost(SECONDS), log)  # type: ignore[arg-type]
+        simulate(workload, sim_config(policy), ConstantCost(SECONDS), log)
         found[policy] = hits(run_engine(workload, tiny_model_dir("llama"), policy))
         assert found[policy] == hits(log)
         assert found[policy].keys() == {item.request_id for item in workload}
     assert found["lru"] != found["expected-use"], "the pool is small enough for a difference"
+
+
+def test_hits_of_recorded_sessions_in_a_closed_loop_are_the_same(
+    tiny_model_dir: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The outputs of the engine differ from those of the simulation, and expected use would learn from their ends."""
+    workload = AgentSessions(8, 8, scale=1 / 400, turns=4, max_model_len=255).requests(seed=5, vocab_size=200)
+    record_trace(tmp_path / "trace.jsonl", workload, sim_config("lru"), ConstantCost(SECONDS))
+    replayed = read_trace(tmp_path / "trace.jsonl", TraceOptions(vocab_size=200, closed_loop=True))
+    assert sum(item.follows is not None for item in replayed) > len(replayed) / 2
+    log = EventList()
+    simulate(replayed, sim_config("lru"), ConstantCost(SECONDS), log)
+    found = hits(run_engine(replayed, tiny_model_dir("llama"), "lru"))
+    assert found == hits(log)
+    assert len(found) == len(workload)
+    assert any(found.values())
