@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol, get_args
 
 from chairlift.errors import ConfigError
+from chairlift.outputs import PrefixMatch
 
 SCHEMA_VERSION = 4
 
@@ -95,6 +96,7 @@ class RequestArrived:
         tenant: the unit of fair scheduling that the request belongs to.
         slo: the fields of the `SLO` of the request; None if it has none.
         is_streamed: the answer is read while it is generated.
+        tools_start: about the position of the tools in the prompt, in tokens; None if it has none.
         step: the first step that can contain the request.
     """
 
@@ -111,6 +113,7 @@ class RequestArrived:
     slo: Mapping[str, float | None] | None = None
     step: int = 0
     is_streamed: bool = True
+    tools_start: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,16 @@ class RequestQueued:
     time: float
     request_id: str
     step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixMatched(PrefixMatch):
+    """A request was admitted for the first time, and its prompt was searched in the prefix cache. The event precedes
+    that of the step."""
+
+    type: ClassVar[str] = "prefix_matched"
+    time: float
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +325,7 @@ class StepTimeChanged:
     step_time: Mapping[str, float]
 
 
-RequestEvent = RequestArrived | RequestQueued | RequestRejected | RequestWaiting | RequestFinished
+RequestEvent = RequestArrived | RequestQueued | PrefixMatched | RequestRejected | RequestWaiting | RequestFinished
 EngineEvent = EngineStarted | StepTimeChanged
 Event = EngineEvent | RequestEvent | Step | PrefixCacheChanged
 DroppableEvent = Step | RequestWaiting

@@ -7,10 +7,11 @@ Scheduler --SchedulerOutput--> Executor --ModelRunnerOutput--> Scheduler --Engin
 
 from __future__ import annotations
 
+import enum
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Self
 
 from chairlift.sampling_params import SamplingParams
 
@@ -174,12 +175,68 @@ class RequestStats:
         return cls(dict(steps_waited), *(sum(getattr(part, name) for part in parts) for name in names))
 
 
+class MissReason(enum.StrEnum):
+    """Why the prefix cache did not have the first block of a prompt that it could have had.
+
+    NEVER_SEEN: no recent prompt of the caller has the text.
+    DIFFERS: an earlier prompt of the caller has another token before the same text.
+    EVICTED: the block was evicted. IN_PROGRESS: a running request is computing it.
+    OTHER_ADAPTER, OTHER_SALT: the text is known with another LoRA adapter, or another `cache_salt` or caller.
+    CHECKPOINT_MISSING: its K and V are there, but not the recurrent state, or not those of layers with a window.
+    PROMPT_LOGPROBS: the request needs the logits of the whole prompt.
+    """
+
+    NEVER_SEEN = "never_seen"
+    DIFFERS = "differs"
+    EVICTED = "evicted"
+    IN_PROGRESS = "in_progress"
+    OTHER_ADAPTER = "other_adapter"
+    OTHER_SALT = "other_salt"
+    CHECKPOINT_MISSING = "checkpoint_missing"
+    PROMPT_LOGPROBS = "prompt_logprobs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixMatch:
+    """What the prefix cache had of a prompt, in tokens, and why not more.
+
+    Attributes:
+        num_memory_tokens, num_disk_tokens: tokens that were found in KV memory, and those that were loaded.
+        reason: a `MissReason`; None if all blocks were found.
+        is_own: the reason tells nothing of the requests of other callers.
+        position: the first token that differs.
+        num_repeated_tokens: about how many of the missing tokens the other prompt has, too.
+        num_moved_tokens: by how many tokens they have moved to the front: 0 if text was replaced, and a positive number
+            if text was removed.
+        other_id: the request that evicted the block, or that has the other prompt.
+        evicted_time, idle_seconds: when the block was evicted, and how long it had not been used.
+    """
+
+    num_memory_tokens: int = 0
+    num_disk_tokens: int = 0
+    reason: str | None = None
+    is_own: bool = True
+    position: int | None = None
+    num_repeated_tokens: int = 0
+    num_moved_tokens: int = 0
+    other_id: str | None = None
+    evicted_time: float | None = None
+    idle_seconds: float | None = None
+
+    def for_caller(self) -> Self:
+        """What the caller may know, which is nothing of the requests of others."""
+        known = replace(self, other_id=None, evicted_time=None)
+        if self.is_own:
+            return known
+        return replace(known, reason=MissReason.NEVER_SEEN, is_own=True, num_repeated_tokens=0, idle_seconds=None)
+
+
 class EngineCoreOutput(NamedTuple):
     """The result of one step for one request. It is a named tuple because each step creates one for each request.
 
     Attributes:
         finish_reason, stats: set in the last output only.
-        num_cached_tokens: set in the first output with a token.
+        num_cached_tokens, prefix: set in the first output with a token.
         times: set in the first output with a token and in the last output.
         num_preemptions: the number of preemptions so far.
         error: why the request was rejected or failed; `error_param` is the field that caused it.
@@ -199,6 +256,7 @@ class EngineCoreOutput(NamedTuple):
     error: str | None = None
     error_param: str | None = None
     pooled: bytes | None = None
+    prefix: PrefixMatch | None = None
 
 
 def attach_prompt_logprobs(
@@ -224,6 +282,7 @@ def join_outputs(request_id: str, parts: Sequence[EngineCoreOutput]) -> EngineCo
         logprobs=logprobs or None,
         prompt_logprobs=(chunks[0][0], [entry for _, chunk in chunks for entry in chunk]) if chunks else None,
         num_cached_tokens=max((part.num_cached_tokens for part in parts), default=0),
+        prefix=next((part.prefix for part in parts if part.prefix is not None), None),
     )
 
 
@@ -252,6 +311,7 @@ class RequestOutput:
         times: the times of the answer that ended last; None until an answer has ended.
         stats: the sum over the answers that have ended, except those that a stop string ended; None until there is one.
         pooled: the vector (float32) of a text, or the score of a pair of texts; None if the model generates text.
+        prefix: what the prefix cache had of the prompt, and why not more; None without a prefix cache.
     """
 
     request_id: str
@@ -265,3 +325,4 @@ class RequestOutput:
     times: RequestTimes | None = None
     stats: RequestStats | None = None
     pooled: bytes | None = None
+    prefix: PrefixMatch | None = None

@@ -218,6 +218,7 @@ class SamplingParams:
         prompt_cache_key: names the requests whose prompts begin in the same way, such as those of a session. It has an
             influence on how long the prefix cache keeps them, and none on what is found.
         prompt_cache_retention: "1h" and "24h" let the prefix cache expect that the prompt is soon used again.
+        tools_start: about the position of the tools in the prompt, in tokens, which events show; None without tools.
         use_beam_search: return the `n` outputs with the best scores that a search with `n` beams finds, the best first.
         length_penalty: the score is the sum of the logprobs divided by the number of tokens to this power.
         early_stopping: when the search ends: with `n` answers (True), when a beam cannot become better than them as it
@@ -257,6 +258,7 @@ class SamplingParams:
     is_streamed: bool = True
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    tools_start: int | None = None
     use_beam_search: bool = False
     length_penalty: float = 1.0
     early_stopping: bool | str = False

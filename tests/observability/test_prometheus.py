@@ -54,6 +54,18 @@ def test_every_counter_has_a_sample_for_each_label_before_the_first_event() -> N
     assert ended == {"stop", "length", "abort", "error", "timeout"}
 
 
+def test_missed_tokens_are_counted_by_the_reason_that_anybody_may_know() -> None:
+    engine = TrackedEngine(max_num_seqs=1)
+    text = list(range(100, 140))
+    for prompt, salt in (([1, *text], "a"), ([1, *text], "a"), ([2, *text], "a"), ([1, *text], "b")):
+        engine.add(prompt, 2, cache_salt=salt)
+    engine.to_end()
+    found = exposed(engine.log, engine)
+    missed = {reason: n for (name, reason), n in found.items() if name == "chairlift:prefix_cache_missed_tokens_total"}
+    assert {reason: count for reason, count in missed.items() if count} == {"never_seen": 82, "differs": 41}
+    assert "other_salt" not in missed
+
+
 def test_draft_tokens_are_counted() -> None:
     engine = busy_engine(block_size=8, propose=PartlyRightProposals(1, 0.6))
     found = exposed(engine.log, engine)

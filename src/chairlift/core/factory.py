@@ -17,6 +17,8 @@ from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.core.kv.kv_groups import FULL, KVGroups
 from chairlift.core.kv.observed_prefixes import ObservedPrefixes
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
+from chairlift.core.kv.prefix_cache import PrefixCache
+from chairlift.core.kv.prefix_misses import PrefixMisses
 from chairlift.core.kv.prefix_source import PrefixSource
 from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.core.kv.stored_prefixes import BlockStore, StoredPrefixes
@@ -127,20 +129,22 @@ def _make_paged_manager(
     pool: KVPool, enable_prefix_caching: bool, block_stores: Sequence[BlockStore]
 ) -> PagedKVCacheManager:
     blocks = BlockPool(pool.num_blocks, EVICTION_ORDERS[pool.prefix_cache_eviction_policy])
-    prefixes = _make_prefix_source(pool, blocks, enable_prefix_caching, block_stores)
+    cache = ObservedPrefixes(blocks, pool.groups) if enable_prefix_caching else None
+    prefixes = _make_prefix_source(pool, blocks, cache, block_stores)
     manager: PagedKVCacheManager = (kv_class(pool.kv) if is_class_name(pool.kv) else PagedKVCacheManager)(
         blocks, pool.groups, prefixes, pool.num_swap_blocks
     )
+    if cache is not None:
+        manager.misses = PrefixMisses(cache, blocks, len(pool.windows), pool.block_size)
     return manager
 
 
 def _make_prefix_source(
-    pool: KVPool, blocks: BlockPool, enable_prefix_caching: bool, block_stores: Sequence[BlockStore]
+    pool: KVPool, blocks: BlockPool, cache: PrefixCache | None, block_stores: Sequence[BlockStore]
 ) -> PrefixSource:
     groups, plan = pool.groups, pool.checkpoints
-    if not enable_prefix_caching:
+    if cache is None:
         return LeaderPrefixes(groups) if plan is None else NoPrefixes()
-    cache = ObservedPrefixes(blocks, groups)
     if plan is not None:
         stores = PrefixStores(*block_stores) if block_stores else None
         return CheckpointedPrefixes(cache, blocks, pool.block_size, plan, stores)

@@ -10,7 +10,8 @@ def first_output(request: Request, output: EngineCoreOutput, now: float) -> Engi
     """The first output with a token, which leaves the engine at `now`."""
     meter = request.meter
     meter.first_token_time = now
-    return output._replace(num_cached_tokens=meter.num_cached_tokens, times=meter.times(request))
+    prefix = None if meter.prefix is None else meter.prefix.for_caller()
+    return output._replace(num_cached_tokens=meter.num_cached_tokens, prefix=prefix, times=meter.times(request))
 
 
 def last_output(request: Request, output: EngineCoreOutput, now: float) -> EngineCoreOutput:

@@ -14,6 +14,7 @@ from chairlift.grammar.answer_start import AnswerStart
 from chairlift.outputs import (
     CompletionOutput,
     EngineCoreOutput,
+    PrefixMatch,
     RequestOutput,
     RequestStats,
     RequestTimes,
@@ -140,6 +141,7 @@ class OutputProcessor:
             finished=False,
             prompt_logprobs=_prompt_logprobs(group, output),
             num_cached_tokens=output.num_cached_tokens if sequence.index == 0 else 0,
+            prefix=output.prefix if sequence.index == 0 else None,
             pooled=output.pooled,
         )
         if completion.finish_reason is not None:
@@ -257,6 +259,7 @@ class AnswerBuilder:
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._last: RequestOutput | None = None
         self._num_cached_tokens = 0
+        self._prefix: PrefixMatch | None = None
         self._num_preemptions = 0
         self._times: RequestTimes | None = None
         self._stats: list[RequestStats] = []
@@ -270,6 +273,7 @@ class AnswerBuilder:
             self._prompt_logprobs = self._prompt_logprobs or []
             self._prompt_logprobs += delta.prompt_logprobs
         self._num_cached_tokens += delta.num_cached_tokens
+        self._prefix = delta.prefix or self._prefix
         self._num_preemptions += delta.num_preemptions
         self._times = delta.times or self._times
         if delta.stats is not None:
@@ -283,6 +287,7 @@ class AnswerBuilder:
             outputs=[answer.build() for _index, answer in sorted(self._answers.items())],
             prompt_logprobs=self._prompt_logprobs,
             num_cached_tokens=self._num_cached_tokens,
+            prefix=self._prefix,
             num_preemptions=self._num_preemptions,
             times=self._times,
             stats=RequestStats.total(self._stats) if self._stats else None,

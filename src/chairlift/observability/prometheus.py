@@ -19,6 +19,7 @@ from chairlift.events import SLOT_KINDS, EngineStarted, RequestFinished, Step
 from chairlift.observability.replay import ReplayReader, Rows
 from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.observability.tracker import RequestTracker
+from chairlift.outputs import MissReason
 from chairlift.request import FinishReason, WaitReason
 
 TTFT_BUCKETS: Final = (
@@ -91,6 +92,11 @@ COUNTERS: Final[dict[str, tuple[str, dict[str, Iterable[str]]]]] = {
     "vllm:spec_decode_num_accepted_tokens_per_pos": (
         "Draft tokens that were accepted, by their position in the proposal.",
         {"position": ()},
+    ),
+    "chairlift:prefix_cache_disk_tokens": ("Prompt tokens that were loaded from the prefix cache on disk.", {}),
+    "chairlift:prefix_cache_missed_tokens": (
+        "Prompt tokens that the prefix cache could have had, by the reason of the first one that it had not.",
+        {"reason": [reason for reason in MissReason if reason is not MissReason.OTHER_SALT]},
     ),
     "chairlift:requests_rejected": ("Requests rejected because they exceed a limit of the engine.", {}),
     "chairlift:state_checkpoint_evictions": ("Checkpoints of recurrent states that were evicted.", {}),
@@ -181,6 +187,12 @@ class PrometheusMetrics(ReplayReader, Collector):
             if has_cache:
                 self._count("vllm:prefix_cache_queries", request.arrived.num_prompt_tokens)
                 self._count("vllm:prefix_cache_hits", request.num_cached_tokens)
+            if request.prefix is not None:
+                known = request.prefix.for_caller()  # Metrics can be read without a key.
+                self._count("chairlift:prefix_cache_disk_tokens", known.num_disk_tokens)
+                if known.reason is not None:
+                    num_missed = request.arrived.num_prompt_tokens - request.num_cached_tokens
+                    self._count("chairlift:prefix_cache_missed_tokens", num_missed, known.reason)
 
     def _record_tokens(self, step: Step, rows: Rows) -> None:
         """Record the latency of returned tokens. Equal gaps are counted first: most rows of a step share one."""

@@ -9,6 +9,7 @@ from typing import Final
 from chairlift.events import (
     EngineStarted,
     Event,
+    PrefixMatched,
     RequestArrived,
     RequestFinished,
     RequestQueued,
@@ -94,6 +95,9 @@ class Replay:
         elif isinstance(event, RequestQueued):
             if (request := self.unfinished.get(event.request_id)) is not None:
                 request.waits[-1].queued_step = event.step
+        elif isinstance(event, PrefixMatched):
+            if (request := self.unfinished.get(event.request_id)) is not None:
+                request.prefix = event
         elif isinstance(event, RequestWaiting):
             self._record_waiting(event)
         elif isinstance(event, RequestFinished):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from chairlift.events import RequestArrived, RequestFinished, RequestWaiting
+from chairlift.events import PrefixMatched, RequestArrived, RequestFinished, RequestWaiting
 from chairlift.observability.queue_timeline import QueueInterval
 from chairlift.request import FinishReason
 from chairlift.slo import SLO
@@ -104,7 +104,8 @@ class TrackedRequest:
         waits: in order; the first one is the queue time.
         num_computed: number of tokens with K and V.
         num_cached_tokens: tokens that other requests had computed when it was admitted for the first time;
-            num_matched_tokens: those with K and V, of which the recurrent state may be known for fewer.
+            num_matched_tokens: those with K and V, of which the recurrent state may be known for fewer; prefix: why not
+            more, if there is a prefix cache.
         block_ids: held blocks, including shared ones, in the order of their allocation.
         num_steps, step_seconds, step_tokens: number and seconds of the steps that contained the request, and the number
             of its own tokens in them.
@@ -128,6 +129,7 @@ class TrackedRequest:
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     num_matched_tokens: int = 0
+    prefix: PrefixMatched | None = None
     num_preemptions: int = 0
     num_swaps: int = 0
     recompute_until: int = 0

@@ -240,11 +240,35 @@ def test_a_hit_has_the_reason_why_it_ends() -> None:
     names = [engine.add(prompt, 2) for prompt in prompts]
     engine.steps(30)
     assert [explain(engine, name).prefix for name in names] == [
-        "0 of 30 prompt tokens were cached",
+        "0 of 30 prompt tokens were cached: the rest is new",
         "12 of 30 prompt tokens were cached: K and V of 20 were, but their last checkpoint of recurrent state is at 12",
         "0 of 18 prompt tokens were cached: K and V of 8 were, but none of their states is kept",
         "28 of 30 prompt tokens were cached",
     ]
+
+
+def test_a_miss_has_its_reason_and_names_requests_to_an_admin_only() -> None:
+    engine = TrackedEngine(num_blocks=32, block_size=4, max_num_seqs=1)
+    text = list(range(100, 140))
+    first = engine.add([1, *text], 2, tenant="a", cache_salt="1:a:")
+    changed = engine.add([2, *text], 2, tenant="a", cache_salt="1:a:")
+    other = engine.add([1, *text], 2, tenant="b", cache_salt="1:b:")
+    big = engine.add([*range(500, 600)], 2, tenant="b", cache_salt="1:b:")
+    again = engine.add([1, *text], 2, tenant="a", cache_salt="1:a:")
+    engine.to_end()
+
+    def prefix(name: str, viewer: Viewer) -> str:
+        return (explain(engine, name, viewer).prefix or "").partition(": ")[2]
+
+    admin = [prefix(name, Viewer()) for name in (first, changed, other, again)]
+    assert admin[0] == "the rest is new"
+    assert admin[1].startswith(f"token 0 differs from the prompt of {first}, which has about 32 of the tokens after")
+    assert admin[2] == "the rest was computed for another cache_salt or API key"
+    assert re.fullmatch(rf"the rest was evicted by {big} after \d\.\d s without use", admin[3])
+    a, b = (Viewer(tenant, is_admin=False) for tenant in "ab")
+    assert prefix(changed, a).startswith("token 0 differs from an earlier prompt, which has about 32 of the tokens")
+    assert prefix(other, b) == "the rest is new"
+    assert prefix(again, a) == admin[3].replace(f" by {big}", "")
 
 
 def missed(engine: TrackedEngine, request_id: str) -> tuple[str | None, str | None]:

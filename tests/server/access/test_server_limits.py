@@ -143,6 +143,23 @@ def test_prefixes_are_not_found_across_keys_or_salts(server: RunningServer) -> N
     assert cached("ops-secret", cache_salt="x") == 0
 
 
+def test_the_reason_of_a_miss_tells_nothing_of_the_prompts_of_others(server: RunningServer) -> None:
+    rest = list(range(150, 86, -1))
+
+    def miss(secret: str, prompt: list[int], **fields: Any) -> dict[str, Any] | None:
+        answer = server.post("/v1/completions", completion_body(1, prompt=prompt, **fields), secret).json()
+        miss: dict[str, Any] | None = answer["usage"]["prompt_tokens_details"].get("cache_miss")
+        return miss
+
+    never_seen = {"reason": "never_seen"}
+    assert miss("ops-secret", [1, *rest]) == never_seen
+    assert miss("ops-secret", [1, *rest]) is None
+    assert miss("ops-secret", [2, *rest]) == {"reason": "differs", "token": 0, "text": ""}, "there is no tokenizer"
+    assert miss("alice-secret", [1, *rest]) == never_seen
+    assert miss("alice-secret", [2, *rest], cache_salt="y") == never_seen
+    assert miss("ops-secret", [3, *rest], cache_salt="y") == never_seen
+
+
 # -- the queue and deadlines -------------------------------------------------------------------------------------
 
 

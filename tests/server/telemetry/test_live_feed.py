@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from chairlift.engine.explanation.explain import Viewer
-from chairlift.events import Event, RequestRejected, Step, from_json
+from chairlift.events import Event, PrefixMatched, RequestRejected, Step, from_json
 from chairlift.observability.event_log import encode_event
 from chairlift.server.telemetry import live_feed
 from chairlift.server.telemetry.live_feed import LiveFeed
@@ -167,6 +167,23 @@ def test_a_key_sees_the_requests_of_other_keys_by_opaque_ids_only() -> None:
     finished = [event["request_id"] for event in shown if event["type"] == "request_finished"]
     assert sorted(arrived) == sorted(finished)  # The opaque id of a request is the same in all events.
     assert sum(request_id.startswith("other-") for request_id in arrived) == 3
+
+
+def test_a_key_sees_the_misses_of_its_own_prompts_without_the_requests_of_others() -> None:
+    engine = TrackedEngine(num_blocks=16, max_num_seqs=1)
+    prompt = list(range(40))
+    names = [
+        engine.add(tokens, 2, tenant=tenant, cache_salt=tenant)
+        for tokens, tenant in ((prompt, "alpha"), ([*range(50, 90)], "beta-secret"), (prompt, "alpha"))
+    ]
+    engine.to_end()
+    redactor = Redactor(TENANT, engine.tracker)
+    events = [event for event in engine.log.events if isinstance(event, PrefixMatched)]
+    shown = [redactor.redact(event) for event in events]
+    assert events[2].reason == "evicted"
+    assert events[2].other_id == names[1]
+    assert [event.request_id for event in shown if event is not None] == [names[0], names[2]]
+    assert names[1] not in json.dumps([_strings(json.loads(encode_event(event))) for event in shown if event])
 
 
 def test_no_field_of_a_step_has_the_ids_of_other_keys() -> None:

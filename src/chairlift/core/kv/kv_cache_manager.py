@@ -14,7 +14,7 @@ from chairlift.core.kv.kv_groups import FULL
 from chairlift.core.kv.prefix_source import PrefixSource
 from chairlift.core.kv.uncached_prefixes import NoPrefixes
 from chairlift.errors import RequestError
-from chairlift.outputs import SchedulerOutput
+from chairlift.outputs import PrefixMatch, SchedulerOutput
 from chairlift.request import Request
 
 
@@ -128,6 +128,10 @@ class KVCacheManager(Protocol):
     def allocate(self, request: Request) -> int | None:
         """Give a request its block tables; returns the number of tokens that already have K and V, None on failure."""
         ...
+
+    def match_prefix(self, request: Request) -> PrefixMatch | None:
+        """What the prefix cache had of the prompt of an admitted request, and why not more; None without a cache."""
+        return None
 
     def grow(self, request: Request, num_slots: int) -> TableChange | None: ...
 

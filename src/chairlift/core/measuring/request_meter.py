@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from chairlift.outputs import RequestStats, RequestTimes
+from chairlift.outputs import PrefixMatch, RequestStats, RequestTimes
 from chairlift.request import Request, WaitReason
 
 
@@ -20,7 +20,7 @@ class RequestMeter:
     Attributes:
         wait_reason: why it was not admitted to the last step; None while it is not the head of the queue or parked.
         wait_mark: the counters of the wait log when it last started to wait; None before its arrival is observed.
-        num_cached_tokens: prompt tokens that had K and V when it was admitted for the first time.
+        num_cached_tokens: prompt tokens that had K and V when it was admitted for the first time; prefix: why not more.
         done_time: when a member of a static batch ended that keeps its memory until the batch ends.
         recompute_until: the number of tokens that had K and V before a preemption.
     """
@@ -29,6 +29,7 @@ class RequestMeter:
     wait_mark: dict[str, int] | None = None
     steps_waited: dict[str, int] = field(default_factory=dict)
     num_cached_tokens: int = 0
+    prefix: PrefixMatch | None = None
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     done_time: float | None = None

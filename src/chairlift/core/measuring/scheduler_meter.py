@@ -18,6 +18,7 @@ from chairlift.errors import RequestError
 from chairlift.events import (
     EventSink,
     PrefixCacheChanged,
+    PrefixMatched,
     RequestArrived,
     RequestFinished,
     RequestQueued,
@@ -114,6 +115,7 @@ class SchedulerMeter(SchedulerObserver):
                 slo=None if slo is None else asdict(slo),
                 step=self._waits.num_steps,
                 is_streamed=request.sampling_params.is_streamed,
+                tools_start=request.sampling_params.tools_start,
             )
         )
 
@@ -135,6 +137,9 @@ class SchedulerMeter(SchedulerObserver):
         if meter.first_scheduled_time is None:
             meter.first_scheduled_time = now
             meter.num_cached_tokens = request.num_computed_tokens
+            meter.prefix = self._kv.match_prefix(request)
+            if meter.prefix is not None and self._events is not None:
+                self._events.emit(PrefixMatched(time=now, request_id=request.request_id, **asdict(meter.prefix)))
 
     def record_table_change(self, request: Request, change: TableChange, now: float) -> None:
         meter, size, released = request.meter, self._kv.block_size, change.released

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple
 
 from chairlift.core.kv.kv_groups import KVGroups
+from chairlift.engine.explanation.explained_prefix import describe_prefix
 from chairlift.engine.explanation.explained_slo import ExplainedSLO, explain_slo
 from chairlift.engine.explanation.explained_span import BatchMember, ExplainedSpan, describe_preemption, describe_span
 from chairlift.engine.explanation.queue_position import QueueOrder
@@ -149,7 +150,7 @@ class Explainer:
             contention=self._contention_cost(request, waits),
             draft_tokens=request.draft_tokens,
             accepted_draft_tokens=request.accepted_draft_tokens,
-            prefix=None if request.first_scheduled is None else describe_prefix(request),
+            prefix=None if request.first_scheduled is None else describe_prefix(request, is_admin=viewer.is_admin),
             slo=explain_slo(request, spans_by_wait, self._tracker.cost.line(), now),
         )
 
@@ -302,16 +303,6 @@ class Explainer:
             padding_tokens=request.padding_tokens,
             shared_steps_time=None if alone is None else max(0.0, request.step_seconds - alone),
         )
-
-
-def describe_prefix(request: TrackedRequest) -> str:
-    """How far the hit of an admitted request in the prefix cache reached, and why not further."""
-    cached, matched = request.num_cached_tokens, request.num_matched_tokens
-    text = f"{cached:,} of {request.arrived.num_prompt_tokens:,} prompt tokens were cached"
-    if matched <= cached:
-        return text
-    last = f"their last checkpoint of recurrent state is at {cached:,}" if cached else "none of their states is kept"
-    return f"{text}: K and V of {matched:,} were, but {last}"
 
 
 def _needed_blocks(request: TrackedRequest, groups: KVGroups) -> int:

@@ -16,7 +16,7 @@ from chairlift.counts import counted
 from chairlift.engine.async_llm import Generation
 from chairlift.engine.request_limits import RequestLimits
 from chairlift.errors import ChairliftError, DeadlineError, RequestError
-from chairlift.outputs import RequestOutput, RequestTimes
+from chairlift.outputs import PrefixMatch, RequestOutput, RequestTimes
 from chairlift.sampling_params import SamplingParams, check_logprobs
 from chairlift.server.access.admission import Permit
 from chairlift.server.access.call import Call
@@ -24,7 +24,7 @@ from chairlift.server.http.error_responses import error_info
 from chairlift.server.http.streaming import COMMENT, EventStream
 from chairlift.server.models.served_model import ModelLease
 from chairlift.server.preparation.conversation import RequestPlan
-from chairlift.server.protocol.base import ErrorBody, ErrorInfo, PromptTokensDetails, Timings, UsageInfo
+from chairlift.server.protocol.base import CacheMiss, ErrorBody, ErrorInfo, PromptTokensDetails, Timings, UsageInfo
 from chairlift.server.protocol.encoding import DONE, encode, to_chunk
 from chairlift.server.protocol.sampling import CallFields, EngineFields
 
@@ -37,6 +37,7 @@ COST_PER_ITERATION: Final = 1 << 14
 prompt. Those and tokens in the lists of sampling parameters are copied and encoded once."""
 COST_OF_PROMPT: Final = 256
 COST_OF_ANSWER: Final = 64
+TOKENS_AROUND: Final = 12  # of the text on both sides of a token that differs
 
 MAX_TOKENS_HEADER: Final = "x-chairlift-max-tokens"
 """The header of a response whose `max_tokens` was lowered: its value for the longest prompt."""
@@ -58,11 +59,14 @@ class CallUsage:
         num_choices: the number of finished answers.
         times: the times of the answer that finished last.
         finish_reason: the reason of the answer that finished first.
+        cache_miss: why no more of the prompt was cached; None with several prompts.
     """
 
     prompt_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0
+    disk_tokens: int = 0
+    cache_miss: CacheMiss | None = None
     num_choices: int = 0
     times: RequestTimes | None = None
     finish_reason: str | None = None
@@ -82,7 +86,9 @@ class CallUsage:
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
             total_tokens=self.prompt_tokens + self.completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=self.cached_tokens),
+            prompt_tokens_details=PromptTokensDetails(
+                cached_tokens=self.cached_tokens, disk_tokens=self.disk_tokens or None, cache_miss=self.cache_miss
+            ),
         )
 
     def timings(self) -> Timings | None:
@@ -242,6 +248,12 @@ class EngineCall(ABC, Generic[CallBody, Plans]):
     def add(self, output: RequestOutput) -> None:
         """Count an output: a complete answer, or a delta of one."""
         self.usage.add(output)
+        if output.prefix is not None:
+            self.usage.disk_tokens += output.prefix.num_disk_tokens
+            if len(self.generations) == 1:
+                self.usage.cache_miss = cache_miss(
+                    output.prefix, output.prompt_token_ids, self.llm.engine.tokenizer.decode
+                )
         self.record.finish_reason = self.usage.finish_reason
 
     async def write(self, size: int, function: Callable[..., bytes], *arguments: object) -> bytes:
@@ -359,6 +371,17 @@ class GeneratingCall(EngineCall[Fields, Plans]):
 
     def num_tokens(self, text: str) -> int:
         return len(self.llm.engine.tokenizer.encode(text, add_special_tokens=False)) if text else 0
+
+
+def cache_miss(prefix: PrefixMatch, token_ids: list[int], decode: Callable[..., str]) -> CacheMiss | None:
+    """Why the prefix cache had no more of the caller's prompt, with the text around the first token that differs; None
+    if it had all that it can have."""
+    if prefix.reason is None:
+        return None
+    at, text, idle = prefix.position, None, prefix.idle_seconds
+    if at is not None:
+        text = decode(token_ids[max(0, at - TOKENS_AROUND) : at + TOKENS_AROUND], skip_special_tokens=False)
+    return CacheMiss(reason=prefix.reason, token=at, text=text, idle_seconds=idle)
 
 
 def check_size(plan: RequestPlan, limits: RequestLimits) -> None:

@@ -229,6 +229,8 @@ class ModelPlanner:
         token_ids = self.engine.input_processor.encode_text(
             text, "messages", params, add_special_tokens=bool(body.add_special_tokens)
         )
+        if tools.tools:
+            params = replace(params, tools_start=_tools_start(tools.tools, text, len(token_ids)))
         last = body.messages[-1].for_template()
         echoes = body.echo and last["role"] == "assistant"
         return ChatPlan(
@@ -453,6 +455,14 @@ class ModelPlanner:
             self.engine.tokenizer.render_chat([])  # Raises the error for the missing template.
             raise AssertionError("unreachable")
         return self._template
+
+
+def _tools_start(tools: list[FunctionTool], prompt: str, num_tokens: int) -> int | None:
+    """About the position of the first tool in a prompt, in tokens."""
+    function = tools[0].function
+    texts = filter(None, (function.description, function.name))
+    found = next((at for text in texts if (at := prompt.find(text)) >= 0), None)
+    return None if found is None else found * num_tokens // len(prompt)
 
 
 def _has_all(text: str, parts: list[str]) -> bool:

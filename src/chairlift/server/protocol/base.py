@@ -230,8 +230,21 @@ def omitted_if_null() -> Any:
     return Field(None, exclude_if=lambda value: value is None)
 
 
+class CacheMiss(BaseModel):
+    """Why the prefix cache had no more of a prompt. Fields that do not belong to the reason are left out."""
+
+    reason: str = Field(description="A reason of the guide: never_seen, differs, evicted, ...")
+    token: int | None = omitted_if_null()
+    text: str | None = omitted_if_null()
+    idle_seconds: float | None = omitted_if_null()
+
+
 class PromptTokensDetails(BaseModel):
+    """The tokens of prompts that were cached, and those of them that were on disk."""
+
     cached_tokens: int
+    disk_tokens: int | None = omitted_if_null()
+    cache_miss: CacheMiss | None = omitted_if_null()
 
 
 class CompletionTokensDetails(BaseModel):

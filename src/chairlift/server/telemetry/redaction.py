@@ -6,7 +6,15 @@ from dataclasses import replace
 from typing import Any, Final
 
 from chairlift.engine.explanation.explain import Viewer
-from chairlift.events import EngineEvent, Event, PrefixCacheChanged, RequestArrived, RequestRejected, Step
+from chairlift.events import (
+    EngineEvent,
+    Event,
+    PrefixCacheChanged,
+    PrefixMatched,
+    RequestArrived,
+    RequestRejected,
+    Step,
+)
 from chairlift.observability.tracker import RequestTracker
 
 MAX_KNOWN_IDS: Final = 8192
@@ -41,6 +49,9 @@ class Redactor:
             return self._arrived(event)
         if isinstance(event, PrefixCacheChanged):
             return None
+        if isinstance(event, PrefixMatched):
+            request = self._tracker.get(event.request_id)
+            return event.for_caller() if request is not None and self.viewer.can_see(request.tenant) else None
         return replace(event, request_id=self._shown_id(event.request_id))
 
     def _arrived(self, event: RequestArrived) -> RequestArrived:

@@ -1,0 +1,201 @@
+"""PrefixMisses: why the prefix cache had no more of a prompt.
+
+    an earlier prompt   [ you are helpful ][ today is monday ][ tools ...
+    this prompt         [ you are helpful ][ today is sunday ][ tools ...      differs at "sunday", and then repeats
+                          found              first miss
+
+Of a prompt it keeps one byte of each token id, its mark: marks show where two prompts differ, and no text can be read
+from them.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from chairlift.core.kv.block_hashes import group_key
+from chairlift.core.kv.block_pool import BlockPool
+from chairlift.core.kv.block_tables import BlockTables
+from chairlift.core.kv.prefix_cache import PrefixCache
+from chairlift.outputs import MissReason, PrefixMatch
+from chairlift.request import Request
+
+MAX_PROMPTS, MAX_MARKS, MAX_EVICTED = 512, 4 << 20, 8192
+"""The most prompts, their marks, and evicted blocks that are remembered."""
+
+WINDOW, MAX_WINDOWS = 16, 64
+"""The length and the largest number of the parts of a prompt that are searched in an earlier one."""
+
+_LOW_BYTE: Final = 0 if sys.byteorder == "little" else 7
+
+
+class _Prompt(NamedTuple):
+    """The tokens of a request: its prompt, and all computed ones when it has ended.
+
+    Attributes:
+        caller: salt, tenant and adapter. Requests may know of earlier ones with the same caller.
+    """
+
+    caller: tuple[str | None, str, int]
+    marks: bytes
+    is_running: bool
+
+
+class PrefixMisses:
+    """Remembers recent prompts and evicted blocks, and compares the prompt of each admitted request with them."""
+
+    def __init__(self, cache: PrefixCache, pool: BlockPool, num_groups: int, block_size: int) -> None:
+        self._cache, self._pool, self._num_groups, self._block_size = cache, pool, num_groups, block_size
+        self._evicted: OrderedDict[bytes, PrefixMatch] = OrderedDict()
+        self._prompts: OrderedDict[str, _Prompt] = OrderedDict()
+        self._sorted: list[tuple[bytes, str]] = []
+        self._num_marks = 0
+        pool.index_listeners.append(self._record_index_change)
+
+    def match(self, tables: BlockTables, num_matched: int) -> PrefixMatch:
+        """What was found of the prompt of an admitted request, and why not more.
+
+        Args:
+            num_matched: the number of tokens with K and V, of which the recurrent state may be known for fewer.
+        """
+        request, size = tables.request, self._block_size
+        prompt = _prompt(request, len(request.token_ids), is_running=True)
+        miss = self._miss(request, prompt, tables.num_committed * size, num_matched)
+        self._remember(request.request_id, prompt)
+        num_disk = (tables.num_committed - tables.num_shared) * size
+        return replace(miss, num_memory_tokens=tables.num_shared * size, num_disk_tokens=num_disk)
+
+    def finish(self, request: Request) -> None:
+        """Remember what was computed of a request that has ended: the next turn of its conversation repeats it."""
+        if request.request_id in self._prompts:
+            self._remember(request.request_id, _prompt(request, request.num_computed_tokens, is_running=False))
+
+    # -- reasons -------------------------------------------------------------------------------------------------
+
+    def _miss(self, request: Request, prompt: _Prompt, start: int, num_matched: int) -> PrefixMatch:
+        """Why the block at `start` was not found."""
+        end = start + self._block_size
+        if end >= len(prompt.marks):
+            return PrefixMatch()  # All that can be found, because a token must be left to compute.
+        if request.sampling_params.prompt_logprobs is not None:
+            return PrefixMatch(reason=MissReason.PROMPT_LOGPROBS)
+        own = [each for each in self._neighbours(prompt) if each[0] >= start]
+        known = next((request_id for common, request_id in own if common >= end), None)
+        difference = self._difference(own, prompt.marks)
+        # Without salts, blocks may be those of another key, and then what its caller is told does not depend on them.
+        is_own = known is not None or request.cache_salt is not None or not request.tenant
+        if not is_own and difference.reason == MissReason.DIFFERS:
+            return difference
+        key = self._cache.chain(request, end // self._block_size)[-1]
+        if num_matched > start or self._pool.find(key) is not None:
+            return PrefixMatch(reason=MissReason.CHECKPOINT_MISSING, is_own=is_own)
+        for group in range(self._num_groups):
+            if (evicted := self._evicted.get(group_key(key, group))) is not None:
+                return replace(evicted, is_own=is_own)
+        if known is not None:
+            is_running = self._prompts[known].is_running
+            return PrefixMatch(reason=MissReason.IN_PROGRESS if is_running else MissReason.EVICTED)
+        if difference.reason == MissReason.DIFFERS:
+            return difference
+        return self._seen_elsewhere(prompt, start, end) or difference
+
+    def _neighbours(self, prompt: _Prompt) -> Iterator[tuple[int, str]]:
+        """The last prompt of the same caller and those beside this one in the order of their tokens, one of which has
+        the longest prefix in common with it: the lengths of the common prefixes, and the ids."""
+        at = bisect_left(self._sorted, (prompt.marks, ""))
+        before, after = reversed(self._sorted[:at]), self._sorted[at:]
+        for ids in ((each for _, each in before), (each for _, each in after), reversed(self._prompts)):
+            found = next((each for each in ids if self._prompts[each].caller == prompt.caller), None)
+            if found is not None:
+                yield _common_length(self._prompts[found].marks, prompt.marks), found
+
+    def _seen_elsewhere(self, prompt: _Prompt, start: int, end: int) -> PrefixMatch | None:
+        """Whether the first `end` tokens are known from another caller, or from this one with another adapter."""
+        found: PrefixMatch | None = None
+        first, (salt, tenant, _) = prompt.marks[:end], prompt.caller
+        for _, request_id in self._sorted[bisect_left(self._sorted, (first, "")) :]:
+            caller, marks, _ = self._prompts[request_id]
+            if not marks.startswith(first):
+                break
+            is_own = caller[:2] == (salt, tenant)
+            reason = MissReason.OTHER_ADAPTER if is_own else MissReason.OTHER_SALT
+            if not is_own and caller[0] == salt:
+                reason = MissReason.EVICTED
+            common = _common_length(marks, prompt.marks) - start
+            found = PrefixMatch(reason=reason, is_own=is_own, num_repeated_tokens=common, other_id=request_id)
+            if is_own:
+                break
+        return found
+
+    def _difference(self, own: Sequence[tuple[int, str]], marks: bytes) -> PrefixMatch:
+        """The first token that differs from an earlier prompt with the same text after it."""
+        best = PrefixMatch(reason=MissReason.NEVER_SEEN)
+        for position, other_id in own:
+            num_repeated, num_moved = _repetition(self._prompts[other_id].marks, marks, position)
+            if num_repeated > best.num_repeated_tokens:
+                best = PrefixMatch(
+                    reason=MissReason.DIFFERS,
+                    position=position,
+                    num_repeated_tokens=num_repeated,
+                    num_moved_tokens=num_moved,
+                    other_id=other_id,
+                )
+        return best
+
+    # -- memory --------------------------------------------------------------------------------------------------
+
+    def _record_index_change(self, key: bytes, is_added: bool) -> None:
+        self._evicted.pop(key, None)
+        if not is_added:
+            idle, now, taker = self._pool.idle_seconds, self._pool.order.now, self._pool.taker
+            evicted = PrefixMatch(reason=MissReason.EVICTED, other_id=taker, evicted_time=now, idle_seconds=idle)
+            self._evicted[key] = evicted
+            if len(self._evicted) > MAX_EVICTED:
+                self._evicted.popitem(last=False)
+
+    def _remember(self, request_id: str, prompt: _Prompt) -> None:
+        """Keep a prompt in place of those that it continues, and drop the oldest ones beyond the limits."""
+        self._drop(request_id)
+        for common, other_id in list(self._neighbours(prompt)):
+            if other_id in self._prompts and common == len(self._prompts[other_id].marks):
+                self._drop(other_id)
+        self._prompts[request_id] = prompt
+        insort(self._sorted, (prompt.marks, request_id))
+        self._num_marks += len(prompt.marks)
+        while len(self._prompts) > MAX_PROMPTS or self._num_marks > MAX_MARKS:
+            self._drop(next(iter(self._prompts)))
+
+    def _drop(self, request_id: str) -> None:
+        if (prompt := self._prompts.pop(request_id, None)) is not None:
+            del self._sorted[bisect_left(self._sorted, (prompt.marks, request_id))]
+            self._num_marks -= len(prompt.marks)
+
+
+def _prompt(request: Request, num_tokens: int, *, is_running: bool) -> _Prompt:
+    marks = array("q", request.token_ids[:num_tokens]).tobytes()[_LOW_BYTE::8]
+    return _Prompt((request.cache_salt, request.tenant, request.lora_id), marks, is_running)
+
+
+def _common_length(first: bytes, second: bytes) -> int:
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if first[low:middle] == second[low:middle] else (low, middle - 1)
+    return low
+
+
+def _repetition(earlier: bytes, marks: bytes, start: int) -> tuple[int, int]:
+    """About how many of the tokens after `start` an earlier prompt has after it, too; and by how many tokens the first
+    of them has moved to the front: 0 if text was replaced, and a positive number if text was removed."""
+    stride = max(WINDOW, (len(marks) - start) // MAX_WINDOWS)
+    num_found, num_moved = 0, 0
+    for position in range(start + 1, len(marks) - WINDOW + 1, stride):
+        if (found := earlier.find(marks[position : position + WINDOW], start)) >= 0:
+            num_moved = num_moved if num_found else found - position
+            num_found += 1
+    return min(num_found * stride, len(marks) - start), num_moved
