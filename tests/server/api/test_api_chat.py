@@ -197,6 +197,26 @@ def test_invalid_fields_are_rejected(
     assert expected in message
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_names_a_token_that_differs_with_the_text_around_it(api_server: RunningServer, stream: bool) -> None:
+    def cache_miss(time: str) -> dict[str, Any]:
+        system = {"role": "system", "content": f"You know the time, which is {time}. Answer politely, and be brief."}
+        options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        body = {"messages": [system, *MESSAGES], "max_tokens": 1, "cache_salt": f"{stream}", **options}
+        response = api_server.post("/v1/chat/completions", body)
+        lines = [
+            line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith(("data: {", "{"))
+        ]
+        miss: dict[str, Any] = json.loads(lines[-1])["usage"]["prompt_tokens_details"]["cache_miss"]
+        return miss
+
+    assert cache_miss("12:34")["reason"] == "never_seen"
+    miss = cache_miss("12:35")
+    assert miss["reason"] == "differs"
+    assert "12:35" in miss["text"]
+    assert len(miss["text"]) < 40
+
+
 def test_tools_are_described_in_messages_for_templates_without_tools() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": {"n": 1}}}
     messages = [
@@ -205,7 +225,7 @@ def test_tools_are_described_in_messages_for_templates_without_tools() -> None:
         {"role": "tool", "content": "2", "tool_call_id": "c"},
     ]
     system, answer, result = with_described_tools(messages, [TOOLS[1]])
-    assert system["content"].startswith("Be brief.\n\n")
+    assert system["content"].endswith("\n\nBe brief."), "prompts with the same tools have a common prefix"
     assert json.dumps(TOOLS[1]["function"]) in system["content"]
     assert answer == {
         "role": "assistant",

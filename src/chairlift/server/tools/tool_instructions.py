@@ -50,9 +50,10 @@ def with_described_tools(
     if not tools:
         return converted
     lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    # Tools come first, because prompts with the same tools often have different system messages.
     instructions = INSTRUCTIONS % (MarkedText(lines), template_text(example) if example else EXAMPLE)
     if converted[0]["role"] == "system":
-        first = {**converted[0], "content": join_marked([converted[0]["content"], LINE_BREAK * 2, instructions])}
+        first = {**converted[0], "content": join_marked([instructions, LINE_BREAK * 2, converted[0]["content"]])}
         return [first, *converted[1:]]
     return [{"role": "system", "content": instructions}, *converted]
 
