@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "with.",
     "simulate": "Run the scheduler of the engine in virtual time. Prints constants and tables.",
     "report": "Show a recorded run in the live page on a free port of this machine.",
+    "explain-cache": "Show why a recorded run computed prompt tokens again, and which prompts change needlessly.",
     "top": "Show the batch, the queue, KV memory and the wait reasons of requests of a running server.",
     "pull": "Download a model, and print its path. Files that are in the cache are not downloaded again.",
     "key": "Create an API key. Its entry for --api-key-file is printed to standard output, the secret to standard "
@@ -52,7 +53,8 @@ app = App(
     result_action="return_value",
 )
 for _name, _help in COMMANDS.items():
-    app.command(f"chairlift.cli.{_name}:{_name}", name=_name, help=_help)
+    _module = _name.replace("-", "_")
+    app.command(f"chairlift.cli.{_module}:{_module}", name=_name, help=_help)
 
 
 @app.command
