@@ -17,7 +17,15 @@ from chairlift.engine.process.wire import (
     unpack_events,
 )
 from chairlift.events import EVENT_TYPES, Event
-from chairlift.outputs import EngineCoreOutput, Logprob, RequestStats, RequestTimes, TokenLogprobs
+from chairlift.outputs import (
+    EngineCoreOutput,
+    Logprob,
+    MissReason,
+    PrefixMatch,
+    RequestStats,
+    RequestTimes,
+    TokenLogprobs,
+)
 from chairlift.request import FinishReason
 from chairlift.sampling_params import SamplingParams
 from chairlift.structured_outputs import Reasoning, StructuredOutputs
@@ -34,6 +42,7 @@ FULL_OUTPUT = EngineCoreOutput(
     1,
     RequestTimes(1.0, 2.0, 3.0, 4.0),
     RequestStats({"seats": 3}, 1, 2, 3.5, 2.5),
+    prefix=PrefixMatch(num_disk_tokens=16, reason=MissReason.DIFFERS, position=40, num_repeated_tokens=9),
 )
 PARAMS = SamplingParams(
     stop=["a", "b"],
