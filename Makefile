@@ -9,6 +9,8 @@ BUILD_TOOLS := scikit-build-core nanobind cmake ninja
 NATIVE := src/chairlift/kernels/cpu
 NATIVE_SOURCES := CMakeLists.txt $(wildcard $(NATIVE)/csrc/*/*.*)
 BUILD ?= build/native
+# Instruction sets of the native kernels that are optimized: `host` compiles sooner, for tests on this CPU.
+OPTIMIZE ?= all
 LEAST_ISA := $(if $(filter x86_64,$(shell uname -m)),avx2,portable)
 ARGS ?=
 # A file's tests stay in one process: they share servers and models. For a debugger: WORKERS=0.
@@ -55,7 +57,7 @@ $(COMPILED): $(TOOLS) $(NATIVE_SOURCES)
 	@touch $@
 
 configure:
-	@cmake -S . -B $(BUILD) -G Ninja -DPython_EXECUTABLE=$$(command -v $(BIN)/python) > /dev/null
+	@cmake -S . -B $(BUILD) -G Ninja -DCHAIRLIFT_OPTIMIZE=$(OPTIMIZE) -DPython_EXECUTABLE=$$(command -v $(BIN)/python) > /dev/null
 
 native: configure ## Compile the native kernels into the source tree (`make venv` does, if a C++ source changed).
 	@MAKEFLAGS= cmake --build $(BUILD) --parallel  # Ninja cannot use make's job server.
@@ -189,7 +191,8 @@ release: venv ## Build the source package, wheels for CPython 3.11 to 3.13 (with
 
 wheel: venv ## Build dist/*.whl, native kernels included.
 	@rm -f dist/*.whl
-	MAKEFLAGS= $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --config-settings build-dir=$(BUILD) --wheel-dir dist .
+	MAKEFLAGS= $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --config-settings build-dir=$(BUILD) \
+	  --config-settings cmake.define.CHAIRLIFT_OPTIMIZE=$(OPTIMIZE) --wheel-dir dist .
 
 clean: ## Remove what make made.
 	rm -rf $(VENV) build dist $(NATIVE)/_native*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

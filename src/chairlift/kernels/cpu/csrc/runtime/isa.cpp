@@ -13,7 +13,7 @@ namespace chairlift {
 
 namespace {
 
-#if defined(CHAIRLIFT_HAS_avx512)
+#if defined(CHAIRLIFT_HAS_avx512_vnni)
 
 // Whether the CPU has tiles with int8 and bfloat16 products (and then AVX-512 BF16), and the kernel lets this process use them. The kernel saves
 // the 8 KiB of tile data only for processes that request it (Documentation/arch/x86/xstate.rst in Linux).
@@ -42,12 +42,14 @@ std::vector<const IsaTable*> tables() {
 #if defined(CHAIRLIFT_HAS_avx512)
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#if defined(CHAIRLIFT_HAS_avx512_vnni)
   const bool has_vnni = has_avx512 && __builtin_cpu_supports("avx512vnni");
   const bool has_bf16 = has_vnni && __builtin_cpu_supports("avx512bf16");
   static const bool has_tiles = has_bf16 && can_use_tiles();
   if (has_tiles) found.push_back(&amx::table());
   if (has_bf16) found.push_back(&avx512_bf16::table());
   if (has_vnni) found.push_back(&avx512_vnni::table());
+#endif
   if (has_avx512) found.push_back(&avx512::kTable);
 #endif
 #if defined(CHAIRLIFT_HAS_avx_vnni)
