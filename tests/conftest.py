@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import json
+import os
 from collections.abc import Callable, Generator
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +19,17 @@ import torch
 from hypothesis import HealthCheck, settings
 from safetensors.torch import load_file, save_file
 
+from chairlift.engine.startup import decoder_engine
 from chairlift.kernels.kernel_set import KERNEL_SETS
 from support.tiny_models import make_tiny_config, randomize
 from support.waiting import AMPLE_SECONDS
 
 KERNEL_SETS["reference"] = "support.reference_kernels:ReferenceKernelSet"
 torch.set_num_threads(1)
+# An engine measures the time of its steps until two rounds agree, which takes seconds on a busy machine.
+decoder_engine.fastest_round = lambda measure: measure()
 # How long an example takes depends on what else the machine does.
-settings.register_profile("chairlift", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("chairlift", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("chairlift")
 # So does how long a server takes: calls without a timeout would have httpx's default of 5 seconds.
 vars(inspect.signature(httpx.Client).parameters["timeout"].default).update(httpx.Timeout(AMPLE_SECONDS).as_dict())
@@ -33,12 +39,14 @@ httpx._transports.default.create_ssl_context = cache(httpx.create_ssl_context)
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Exclude imported modules and collected tests from garbage collection, which would visit them in every test."""
+    """Exclude imported modules and collected tests from garbage collection, which would visit them in every test, and
+    let it start after more allocations."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(50_000, 10, 10)
         gc.enable()
 
 
@@ -85,15 +93,19 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pa
     256, random with a fixed seed. The same arguments give the same folder: treat it as read-only. OPT, Gemma 2, Gemma 3
     and "gemma4" tie their embeddings. With mtp_num_hidden_layers=1 the folder has a predictor as well.
     """
-    made: dict[str, Path] = {}
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent  # The processes of the tests use what one of them has written.
 
     def make(arch: str, *, max_shard_size: str = "1GB", **overrides: Any) -> Path:
         key = json.dumps([arch, max_shard_size, overrides], sort_keys=True)
-        if key not in made:
-            folder = tmp_path_factory.mktemp(f"tiny_{arch}")
-            _write_tiny_model(arch, folder, overrides, max_shard_size)
-            made[key] = folder
-        return made[key]
+        folder = shared / f"tiny_{arch}_{sha256(key.encode()).hexdigest()[:16]}"
+        if not folder.exists():
+            written = tmp_path_factory.mktemp("written")
+            _write_tiny_model(arch, written, overrides, max_shard_size)
+            with contextlib.suppress(OSError):  # Another process was faster.
+                written.rename(folder)
+        return folder
 
     return make
 

@@ -28,7 +28,7 @@ from support.request_runner import SAMPLING, RequestRunner, RequestSpec
 pytestmark = needs_native
 
 ISAS = [] if unavailable_reason() else load().available_isas()
-MAX_EXAMPLES = 4
+MAX_EXAMPLES = 2
 SPARE_BLOCKS = 40
 
 
@@ -243,7 +243,7 @@ def test_logits_of_the_default_model_do_not_depend_on_other_requests(smollm2_ggu
     config = EngineConfig(model=str(smollm2_gguf), kernels="native", skip_tokenizer_init=True, num_threads=2)
     runner = RequestRunner(load_model(config))
     requests = [
-        RequestSpec(40 * i + 7, 8, stream=i % 2, own=5, sampling=name, arrival=i) for i, name in enumerate(SAMPLING)
+        RequestSpec(20 * i + 7, 8, stream=i % 2, own=5, sampling=name, arrival=i) for i, name in enumerate(SAMPLING)
     ]
     for isa in dict.fromkeys((ISAS[0], "avx2")) if "avx2" in ISAS else ISAS[:1]:
         limits = Limits(budget_per_seq=15, block_size=16, isa=isa, tile_order=99, speculates=isa == ISAS[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,7 @@ def logits(model: DecoderModel) -> torch.Tensor:
     return model.logits(model.forward(tokens, step.positions, model.plan(step.metadata))).clone()
 
 
+@lru_cache(maxsize=1)
 def oracle(folder: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
@@ -82,24 +83,26 @@ def expected_logits(folder: Path) -> torch.Tensor:
 def test_logits_are_those_of_transformers_with_the_same_values(checkpoint: tuple[str, Path, Path]) -> None:
     _, folder, floats = checkpoint
     expected = expected_logits(floats)
-    torch.testing.assert_close(logits(load_folder(folder, "torch").model), expected, rtol=1e-3, atol=1e-3)
+    loaded = load_folder(folder, "torch")
+    torch.testing.assert_close(logits(loaded.model), expected, rtol=1e-3, atol=1e-3)
+    check_planned_bytes(loaded)
 
 
 @needs_native
 def test_native_logits_differ_by_the_rounding_of_activations(checkpoint: tuple[str, Path, Path]) -> None:
     name, folder, floats = checkpoint
-    found = logits(load_folder(folder, "native", kv_cache_dtype="float32").model)
+    loaded = load_folder(folder, "native", kv_cache_dtype="float32")
+    found = logits(loaded.model)
     expected = expected_logits(floats)
     if METHODS[name].is_float and METHODS[name].bits == 8:
         torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)
     # Activations in 8 bits cause errors of 2% to 6% in these random models.
     assert float((found - expected).norm() / expected.norm()) < 0.08
+    check_planned_bytes(loaded)
 
 
-@pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_native)])
-def test_planned_bytes_are_those_of_the_loaded_model(checkpoint: tuple[str, Path, Path], kernels: str) -> None:
-    _, folder, _ = checkpoint
-    loaded = load_folder(folder, kernels)
+def check_planned_bytes(loaded: LoadedModel) -> None:
+    """The planned bytes are those of the loaded model."""
     assert total(loaded.planned_weights) == parameter_bytes(loaded.model)
 
 
@@ -119,8 +122,7 @@ def test_engine_generates_the_tokens_of_transformers(checkpoint: tuple[str, Path
 def test_native_engine_generates_the_same_tokens_in_any_batch(checkpoint: tuple[str, Path, Path]) -> None:
     _, folder, _ = checkpoint
     whole = answers(folder, kernels="native")
-    assert answers(folder, kernels="native", max_num_batched_tokens=7) == whole
-    assert answers(folder, kernels="native", max_num_seqs=1) == whole
+    assert answers(folder, kernels="native", max_num_batched_tokens=7, max_num_seqs=1) == whole
 
 
 def answers(folder: Path, **options: Any) -> list[list[int]]:

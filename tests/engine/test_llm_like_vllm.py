@@ -114,6 +114,7 @@ def test_parameters_are_cloned_and_assigned(tiny: LLM) -> None:
     clone.stop_token_ids = [4, 4]  # type: ignore[misc]
     assert (clone.n, clone.stop_token_ids) == (1, (4,))
     defaults = tiny.get_default_sampling_params()
+    defaults.ignore_eos = True  # type: ignore[misc]
     for number in (2, 5):
         defaults.max_tokens = number  # type: ignore[misc]
         assert len(tiny.generate([7, 8], defaults)[0].outputs[0].token_ids) == number

@@ -19,7 +19,7 @@ from chairlift.engine.process.process_client import ProcessClient
 from chairlift.errors import ConfigError, EngineDeadError, ModelLoadError, RequestError
 from support.case_loop import loop_over
 from support.lora_adapters import VARIANTS, merged_model, write_adapter
-from support.native import needs_native
+from support.native import needs_native, unavailable_reason
 from support.process_engines import faulty, started
 from support.waiting import AMPLE_SECONDS, until
 
@@ -107,14 +107,8 @@ def test_mixed_adapters_give_the_tokens_of_merged_models(
     assert llm.engine.core.scheduler.is_idle
 
 
-@pytest.mark.parametrize(
-    ("kernels", "squeezes"),
-    [("torch", ["preempted"]), pytest.param("native", ["chunked", "prompt lookup"], marks=needs_native)],
-)
 @loop_over("arch", ["lfm2", "qwen3_5", "granite4_h"])
-def test_recurrent_states_belong_to_an_adapter(
-    arch: str, kernels: str, squeezes: list[str], tiny_model_dir: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_recurrent_states_belong_to_an_adapter(arch: str, tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
     model = tiny_model_dir(arch)
     adapters = {
         f"adapter-{seed}": str(
@@ -125,7 +119,8 @@ def test_recurrent_states_belong_to_an_adapter(
         for seed in (0, 1)
     }
     expected = answers_of_merged_models(model, adapters)
-    for squeeze in squeezes:
+    native = [] if unavailable_reason() else [("native", "chunked"), ("native", "prompt lookup")]
+    for kernels, squeeze in [("torch", "preempted"), *native]:
         further = {"block_size": 4, "lora_modules": adapters, "kv_cache_dtype": "float32", **SQUEEZES[squeeze]}
         llm = LLM(**options(model, kernels=kernels, **further))
         for _ in range(2):  # The second time from the prefix cache.
@@ -254,10 +249,11 @@ def test_adapters_are_loaded_and_unloaded_while_requests_run(
 
 
 def test_a_restarted_engine_has_the_same_adapters(
-    model: Path, adapters: dict[str, str], expected: dict[str | None, list[list[int]]]
+    model: Path, adapters: dict[str, str], expected: dict[str | None, list[list[int]]], tmp_path: Path
 ) -> None:
-    modules = {"a": adapters["adapter-0"]}
-    client = ProcessClient(EngineConfig(**options(model, lora_modules=modules, max_loras=3, kv_cache_dtype="float32")))
+    """It continues with an event log of its own."""
+    further = {"max_loras": 3, "kv_cache_dtype": "float32", "event_log": tmp_path / "log.jsonl"}
+    client = ProcessClient(EngineConfig(**options(model, lora_modules={"a": adapters["adapter-0"]}, **further)))
     client.wait_until_ready()
     llm = AsyncLLM(client=client)
     prompt = make_prompts()[0]
@@ -273,5 +269,6 @@ def test_a_restarted_engine_has_the_same_adapters(
         await llm.load_lora_adapter("c", adapters["adapter-2"])
         assert await collect(llm, prompt, "c") == expected["adapter-2"][0]
         await llm.aclose()
+        assert {path.name for path in tmp_path.glob("log*")} == {"log.jsonl", "log.1.jsonl"}
 
     asyncio.run(run())

@@ -7,8 +7,10 @@ properties as columns: a case beyond them repeats another one.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -837,12 +839,17 @@ def make_tiny_config(arch: str, **overrides: Any) -> tuple[Any, transformers.Pre
 
 
 def load_reference(folder: Path, **options: Any) -> Any:
-    """The model of transformers in a folder, in float32."""
+    """The model of transformers in a folder, in float32. The caller may change it."""
+    return copy.deepcopy(_read_reference(folder, tuple(options.items())))
+
+
+@lru_cache(maxsize=2)
+def _read_reference(folder: Path, options: tuple[tuple[str, Any], ...]) -> Any:
     import torch
     import transformers
 
     (name,) = json.loads((folder / "config.json").read_text())["architectures"]
-    return getattr(transformers, name).from_pretrained(folder, dtype=torch.float32, **options).eval()
+    return getattr(transformers, name).from_pretrained(folder, dtype=torch.float32, **dict(options)).eval()
 
 
 def randomize(model: torch.nn.Module) -> None:

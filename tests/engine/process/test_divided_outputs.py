@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift import AsyncLLM, SamplingParams
+from chairlift.engine.output_processor import AnswerBuilder
 from chairlift.engine.process import divided_outputs
 from chairlift.engine.process.divided_outputs import (
     MAX_LOGPROBS_PER_MESSAGE,
@@ -25,7 +26,7 @@ from chairlift.engine.process.engine_process import FrontEndLink
 from chairlift.engine.process.wire import FrontLink, StepResult, open_engine_link
 from chairlift.outputs import EngineCoreOutput, Logprob, RequestOutput, RequestStats, RequestTimes, TokenLogprobs
 from support.process_engines import forced, started, tiny_config
-from support.waiting import AMPLE_SECONDS
+from support.waiting import AMPLE_SECONDS, until
 
 ModelDir = Callable[..., Path]
 
@@ -84,9 +85,9 @@ def test_joined_messages_are_the_outputs(outputs: list[EngineCoreOutput], limit:
     assert joined == outputs
 
 
-def test_an_answer_of_the_longest_length_has_as_many_messages_as_its_logprobs_need(tmp_path: Path) -> None:
+def test_a_long_answer_has_as_many_messages_as_its_logprobs_need(tmp_path: Path) -> None:
     front, engine = FrontLink(tmp_path), open_engine_link(tmp_path)
-    outputs = [make_output(f"r{index}", 2000, 20, 500, is_last=True) for index in range(3)]
+    outputs = [make_output(f"r{index}", 300, 20, 100, is_last=True) for index in range(3)]
     FrontEndLink(engine).send_result(outputs)
     joiner, joined, sizes = OutputJoiner(), [], []
     while len(joined) < 3:
@@ -102,28 +103,32 @@ def test_an_answer_of_the_longest_length_has_as_many_messages_as_its_logprobs_ne
     engine.close()
 
 
-CASES: dict[str, tuple[dict[str, Any], SamplingParams]] = {
-    "beams": ({}, SamplingParams(n=8, use_beam_search=True, max_tokens=20, logprobs=20, ignore_eos=True)),
-    "static": ({"batching": "static"}, forced(40, n=3, logprobs=20)),
-    "prompt": ({}, forced(3, n=2, prompt_logprobs=20)),
+BEAMS = SamplingParams(n=8, use_beam_search=True, max_tokens=10, logprobs=20, ignore_eos=True)
+CASES: dict[str, list[SamplingParams]] = {
+    "continuous": [forced(3, n=2, prompt_logprobs=20), BEAMS],
+    "static": [forced(40, n=3, logprobs=20)],
 }
+"""Large answers by the batching of the engine."""
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("batching", CASES)
 def test_a_process_sends_large_answers_in_parts_and_the_event_loop_runs_between_them(
-    case: str, tiny_model_dir: ModelDir
+    batching: str, tiny_model_dir: ModelDir
 ) -> None:
-    options, params = CASES[case]
-    config = tiny_config(tiny_model_dir("llama"), num_kv_blocks=600, **options)
+    config = tiny_config(tiny_model_dir("llama"), num_kv_blocks=600, batching=batching)
     prompt = list(range(5, 75))
 
-    async def answers(llm: AsyncLLM) -> tuple[RequestOutput, list[RequestOutput]]:
+    async def answers(llm: AsyncLLM, steps: list[str]) -> list[list[RequestOutput]]:
+        """The deltas of each answer."""
         llm.open()
-        whole = await llm.start(None, prompt, params).collect()
-        deltas = [delta async for delta in llm.start(None, prompt, params)]
-        return whole, deltas
+        found = []
+        for params in CASES[batching]:
+            first = len(steps)
+            found.append([delta async for delta in llm.start(None, prompt, params)])
+            assert not steps or "part" in steps[first:]
+        return found
 
-    async def answers_of_process() -> tuple[RequestOutput, list[RequestOutput]]:
+    async def answers_of_process() -> list[list[RequestOutput]]:
         client = started(config)
         llm, steps = AsyncLLM(client=client), list[str]()
         handle = client._handle
@@ -142,24 +147,26 @@ def test_a_process_sends_large_answers_in_parts_and_the_event_loop_runs_between_
 
         client._handle = record  # type: ignore[method-assign]
         ticks = asyncio.create_task(tick())
-        result = await answers(llm)
+        await until(lambda: "tick" in steps)
+        result = await answers(llm, steps)
         is_open = False
         await ticks
         llm.close()
-        pairs = list(itertools.pairwise(steps))
-        assert "part" in steps
-        assert {after for before, after in pairs if before == "part"} == {"tick"}
+        assert {after for before, after in itertools.pairwise(steps) if before == "part"} == {"tick"}
         return result
 
     thread = AsyncLLM(config)
-    expected = asyncio.run(answers(thread))
+    expected = asyncio.run(answers(thread, []))
     thread.close()
     found = asyncio.run(answers_of_process())
-    assert without_times(found[0]) == without_times(expected[0])
-    if case == "beams":  # All of them end in the same step, so that they are one delta.
-        assert list(map(without_times, found[1])) == list(map(without_times, expected[1]))
-        assert len(found[1]) == 1
+    assert list(map(whole, found)) == list(map(whole, expected))
+    if batching == "continuous":  # All beams end in the same step, so that they are one delta.
+        assert len(found[-1]) == len(expected[-1]) == 1
 
 
-def without_times(answer: RequestOutput) -> RequestOutput:
-    return replace(answer, request_id="", times=None, stats=None)
+def whole(deltas: list[RequestOutput]) -> RequestOutput:
+    """The answer of these deltas, without what differs from run to run."""
+    answer = AnswerBuilder()
+    for delta in deltas:
+        answer.add(delta)
+    return replace(answer.build(), request_id="", times=None, stats=None)

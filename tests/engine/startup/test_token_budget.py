@@ -137,6 +137,7 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         return linear(0.01, 0.00125)(num_tokens, context)
 
     monkeypatch.setattr(ChunkTimer, "seconds_of", seconds_of)
+    monkeypatch.setattr("chairlift.engine.startup.decoder_engine.fastest_round", fastest_round)  # See conftest.py.
     return chunks
 
 
