@@ -66,8 +66,8 @@ class SoakResult:
     preemptions: float = 0.0
 
 
-def soak_options(folder: Path) -> dict[str, Any]:
-    """Write the models and the adapter into a folder, and return the options of the server."""
+def soak_options(folder: Path, chat_model: str) -> dict[str, Any]:
+    """Write the other models and the adapter into a folder, and return the options of the server."""
     adapter = write_adapter(folder / "adapter", CONFIG["hidden_size"], CONFIG["num_hidden_layers"])
     encoder = folder / "encoder"
     encoder.mkdir()
@@ -75,7 +75,7 @@ def soak_options(folder: Path) -> dict[str, Any]:
     del tiny["served_model_name"]
     models = {
         TINY: tiny,
-        CHAT: {"model": DEFAULT_MODEL, "num_kv_blocks": 200, "max_model_len": 1024, "num_threads": 1},
+        CHAT: {"model": chat_model, "num_kv_blocks": 200, "max_model_len": 1024, "num_threads": 1},
         ENCODER: {"model": str(write_pooling_model(encoder, "bert")), "num_threads": 1},
     }
     named = {name: {key.replace("_", "-"): value for key, value in model.items()} for name, model in models.items()}
@@ -83,9 +83,9 @@ def soak_options(folder: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def serve_models(folder: Path) -> Iterator[Served]:
+def serve_models(folder: Path, chat_model: str = DEFAULT_MODEL) -> Iterator[Served]:
     """Run a server with all models loaded, from files that are written into a folder."""
-    with serve(soak_options(folder)) as served:
+    with serve(soak_options(folder, chat_model)) as served:
         for model in (TINY, CHAT, ENCODER):
             loaded = httpx.post(f"{served.url}/models/load", json={"model": model}, timeout=300, verify=NO_TLS)
             assert loaded.status_code == 200, loaded.text

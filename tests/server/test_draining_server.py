@@ -212,7 +212,7 @@ def test_a_process_answers_accepted_calls_after_a_signal(
         try:
             answers.append(
                 httpx.post(
-                    f"{url}/v1/completions", json=completion_body(120, prompt=[3]), timeout=AMPLE_SECONDS, verify=NO_TLS
+                    f"{url}/v1/completions", json=completion_body(30, prompt=[3]), timeout=AMPLE_SECONDS, verify=NO_TLS
                 )
             )
         except httpx.TransportError as error:

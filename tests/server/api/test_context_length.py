@@ -16,7 +16,7 @@ from chairlift.server.preparation.api_options import ApiOptions
 from support.byte_tokenizer import VOCAB_SIZE
 from support.running_server import RunningServer, run_server
 
-CONTEXT = 256
+CONTEXT = 96
 LONG = "x" * 2 * CONTEXT
 HUGE = "x" * LARGE_BODY
 MESSAGE = {"role": "user", "content": "Hi"}
