@@ -99,14 +99,18 @@ def messages(server: RunningServer, fields: dict[str, Any], stream: bool) -> tup
     return reasoning, content, "length" if reason == "max_tokens" else "stop"
 
 
+STREAMED = {chat: False, responses: True, messages: False}
+"""Whether the next answer of an endpoint is streamed."""
+
+
 def expect(server: RunningServer, fields: dict[str, Any], reasoning: str, content: str, reason: str = "stop") -> None:
-    """Every endpoint answers so, streamed and whole."""
-    for call in (chat, responses, messages):
-        for stream in (False, True):
-            limit = {"max_tokens": 40} if call is chat else {}
-            thought, text, end = call(server, {"temperature": 0, **limit, **fields}, stream)
-            # Padding is the first of equal tokens, if EOS is masked.
-            assert (thought, text.replace("<pad>", ""), end) == (reasoning, content, reason), (call.__name__, stream)
+    """Every endpoint answers so, in turn streamed and whole."""
+    for call, is_streamed in STREAMED.items():
+        STREAMED[call] = not is_streamed
+        limit = {"max_tokens": 40} if call is chat else {}
+        thought, text, end = call(server, {"temperature": 0, **limit, **fields}, is_streamed)
+        # Padding is the first of equal tokens, if EOS is masked.
+        assert (thought, text.replace("<pad>", ""), end) == (reasoning, content, reason), (call.__name__, is_streamed)
 
 
 def test_stop_strings_act_after_the_reasoning(served: tuple[str, Any]) -> None:

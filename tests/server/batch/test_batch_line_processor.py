@@ -51,7 +51,7 @@ def test_a_batch_is_resumed_after_the_engine_has_died(
 
 
 def test_calls_may_have_more_prompts_than_the_queue_of_a_server(config: EngineConfig, tmp_path: Path) -> None:
-    prompts = [[5]] * ServerLimits().max_queued_requests
+    prompts = [[5]] * (ServerLimits().max_queued_requests // 2 + 1)
     lines = [request_line(name, prompt=prompts, max_tokens=1) for name in "ab"]
     source = write_lines(tmp_path / "in.jsonl", lines)
     run_batch(replace(config, max_num_seqs=64), source, tmp_path / "out.jsonl")
