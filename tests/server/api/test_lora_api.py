@@ -15,7 +15,7 @@ from chairlift.server.access.keys import Key, KeyRing, digest
 from chairlift.server.api.routes import LARGE_BODY
 from chairlift.server.application import make_single_manager
 from chairlift.server.preparation.api_options import ApiOptions
-from support.byte_tokenizer import write_byte_tokenizer
+from support.byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
 from support.lora_adapters import VARIANTS, write_adapter
 from support.running_server import ON_CLUSTER, RunningServer, run_server
 
@@ -26,10 +26,8 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def model(tiny_model_dir: Callable[..., Path]) -> Path:
-    folder = tiny_model_dir("llama", vocab_size=400)
-    write_byte_tokenizer(folder)
-    return folder
+def model(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_byte_tokenizer(tiny_model_dir("llama", vocab_size=VOCAB_SIZE), tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
