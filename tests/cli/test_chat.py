@@ -20,10 +20,17 @@ from chairlift.cli.chat import COMMANDS, ChatHistory
 from chairlift.cli.chat_engine import AnswerStats
 from chairlift.errors import ConfigError
 from support.command_runner import invoke
+from support.shared_models import shared_model
 from support.waiting import AMPLE_SECONDS
 
 COMMAND = [sys.executable, "-m", "chairlift"]
 POOL = ["--num-kv-blocks", "100", "--num-threads", "1"]
+
+
+@pytest.fixture(autouse=True)
+def shared_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands in this process use one loaded model, one after the other."""
+    monkeypatch.setattr("chairlift.engine.startup.factory.load_model", shared_model)
 
 
 # -- commands of a conversation -------------------------------------------------------------------------------------
@@ -112,7 +119,7 @@ def test_an_error_of_an_answer_is_not_one_of_the_standard_input(
     error = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
     monkeypatch.setattr("chairlift.cli.chat._answer", mock.Mock(side_effect=error))
     with pytest.raises(UnicodeDecodeError):
-        invoke(["chat", str(smollm2_gguf), *POOL], text="Hello\n")
+        invoke(["chat", *POOL], text="Hello\n")
 
 
 def test_ctrl_c_stops_an_answer_and_not_the_program(smollm2_gguf: Path) -> None:

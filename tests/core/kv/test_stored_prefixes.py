@@ -62,7 +62,7 @@ def run(core: EngineCore, prompts: list[list[int]], salts: list[str | None]) -> 
     return tokens
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     runs=st.lists(st.lists(PROMPT, min_size=1, max_size=8), min_size=1, max_size=4),
     num_blocks=st.integers(8, 24),

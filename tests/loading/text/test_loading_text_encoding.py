@@ -137,7 +137,7 @@ def check_parts(tokenizer: Tokenizer, text: str, num_tokens: int) -> int:
 def test_the_parts_of_a_text_have_the_tokens_of_the_whole(name: str) -> None:
     tokenizer = tokenizer_of(name)
 
-    @settings(max_examples=120)
+    @settings(max_examples=40)
     @given(texts, st.integers(1, 16))
     def check(text: str, num_tokens: int) -> None:
         check_parts(tokenizer, text, num_tokens)
@@ -147,13 +147,13 @@ def test_the_parts_of_a_text_have_the_tokens_of_the_whole(name: str) -> None:
     assert check_parts(tokenizer, "a b c d e f " * 20, 9) == 4 * tokenizer.can_cut
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(texts, st.integers(1, 16))
 def test_the_default_model(smollm2: Tokenizer, text: str, num_tokens: int) -> None:
     check_parts(smollm2, text, num_tokens)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.lists(st.tuples(texts, st.booleans()), min_size=1, max_size=6), st.integers(1, 16))
 def test_content_of_a_chat_is_cut_like_text(smollm2: Tokenizer, turns: list[tuple[str, bool]], num_tokens: int) -> None:
     prompt = join_marked([template_text(text) if is_template else MarkedText(text) for text, is_template in turns])
@@ -166,7 +166,7 @@ def test_pairs_and_first_tokens_equal_those_of_whole_texts(name: str, monkeypatc
     whole = Tokenizer(tokenizer.backend)
     monkeypatch.setattr(whole._cutter, "can_cut", False)
 
-    @settings(max_examples=100)
+    @settings(max_examples=40)
     @given(texts, st.none() | texts, st.integers(4, 40))
     def check(text: str, second: str | None, num_tokens: int) -> None:
         assert tokenizer.first_tokens(text, num_tokens) == whole.first_tokens(text, num_tokens)
