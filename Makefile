@@ -13,9 +13,10 @@ BUILD ?= build/native
 OPTIMIZE ?= all
 LEAST_ISA := $(if $(filter x86_64,$(shell uname -m)),avx2,portable)
 ARGS ?=
-# A file's tests stay in one process: they share servers and models. For a debugger: WORKERS=0.
+# A file's tests stay in one process: they share servers and models. The files with the fewest tests, which take longest, are not
+# last. For a debugger: WORKERS=0.
 WORKERS ?= logical
-PYTEST := pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile
+PYTEST := pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 MAKEFLAGS += --no-print-directory
 # The tools of the environment first; without one, those of the machine.
 export PATH := $(abspath $(BIN)):$(PATH)

@@ -52,7 +52,7 @@ COLUMNS: Final = (
     Column(
         "logits",
         "A folder with safetensors files gives the logits of transformers for whole prompts, chunks and decodes, with "
-        "the reference, torch and native kernels.",
+        "the torch and native kernels, and for whole prompts with the reference kernels.",
         "tests/models/test_models_parity.py",
         ("test_logits_are_those_of_transformers",),
     ),

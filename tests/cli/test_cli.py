@@ -27,7 +27,7 @@ from chairlift.lab.bench.workload_options import WorkloadOptions
 from chairlift.options import declared_options
 from chairlift.server.access.keys import load_keys
 from chairlift.slo import SLO
-from support.byte_tokenizer import write_byte_tokenizer
+from support.byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
 from support.command_runner import all_commands, arguments_of, invoke, options_of
 from support.native import unavailable_reason
 from support.shown_lines import OF_THE_START, lines_not_printed
@@ -46,8 +46,8 @@ def help_of(command: str) -> str:
 
 
 def test_version_and_help() -> None:
-    assert run("version").stdout.strip() == run("--version").stdout.strip() == chairlift.__version__
-    listed = run("--help").stdout
+    assert run("version").stdout.strip() == invoke(["--version"]).stdout.strip() == chairlift.__version__
+    listed = invoke(["--help"]).stdout
     assert all(command in listed for command in ("generate", "chat", "serve", "bench", "pull"))
     assert "--max-num-batched-tokens" in help_of("serve")
 
@@ -253,9 +253,10 @@ def test_the_standard_output_may_be_closed() -> None:
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
-def test_a_standard_input_that_is_not_text_is_rejected(command: str, tiny_model_dir: Callable[..., Path]) -> None:
-    folder = tiny_model_dir("llama", vocab_size=400)
-    write_byte_tokenizer(folder)
+def test_a_standard_input_that_is_not_text_is_rejected(
+    command: str, tiny_model_dir: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = with_byte_tokenizer(tiny_model_dir("llama", vocab_size=VOCAB_SIZE), tmp_path)
     model = ["--model", str(folder)] if command == "generate" else [str(folder)]
     stdin = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8")
     problem = r"the standard input cannot be decoded: .*0xe9.* convert it to utf-8,"

@@ -231,8 +231,8 @@ def test_logits_do_not_depend_on_batch_chunks_blocks_or_threads(
     """
     folder = tiny_model_dir(arch)
     alone = answers_with_logprobs(folder, num_threads=1, max_num_seqs=1, **FORMATS[formats])
-    for squeeze in ("chunked", "small blocks", "preempted"):
-        assert answers_with_logprobs(folder, num_threads=2, **FORMATS[formats], **SQUEEZES[squeeze]) == alone, squeeze
+    for squeeze in (SQUEEZES["chunked"] | SQUEEZES["small blocks"], SQUEEZES["preempted"]):
+        assert answers_with_logprobs(folder, num_threads=2, **FORMATS[formats], **squeeze) == alone, squeeze
 
 
 RESERVING: dict[str, dict[str, Any]] = {

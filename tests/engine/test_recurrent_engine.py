@@ -89,10 +89,12 @@ def test_tokens_do_not_depend_on_how_requests_are_computed(
     chunked, events = generate(folder, kernels=kernels, max_num_batched_tokens=9)
     assert chunked == alone
     assert sum(e.num_cached_tokens > 0 for e in events if isinstance(e, RequestFinished)) >= len(prompts())
+    if kernels == "torch":  # `test_engine_parity.py` preempts with torch's kernels.
+        return
     preempted, events = generate(folder, kernels=kernels, num_kv_blocks=40, max_num_batched_tokens=32)
     assert preempted == alone
     assert sum(len(e.preempted) for e in events if isinstance(e, Step)) > 0
-    if kernels == "torch" or arch not in KINDS:  # Groups and policies are run once for each kind of state.
+    if arch not in KINDS:  # Groups and policies are run once for each kind of state.
         return
     siblings, _ = generate(folder, n=3, repeats=1, kernels=kernels)
     assert siblings == [tokens for tokens in once for _ in range(3)]

@@ -129,7 +129,7 @@ BRANCHES = st.builds(
 def test_sharing_changes_no_bit(kv_dtype: torch.dtype) -> None:
     shared: list[int] = []
 
-    @settings(max_examples=15, deadline=None, derandomize=True)
+    @settings(max_examples=8, deadline=None, derandomize=True)
     @given(
         root=st.builds(Branch, st.just(0), st.just(0), st.integers(1100, 1300)),
         branches=st.lists(BRANCHES, min_size=2, max_size=8),

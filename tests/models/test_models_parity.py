@@ -406,7 +406,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float 
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_transformers(case: str, tiny_model_dir: Callable[..., Path]) -> None:
-    """The reference kernels compute one configuration of each architecture, and all of Llama.
+    """The reference kernels compute whole prompts of one configuration of each architecture, and of all of Llama.
 
     Whole prompts are the first step. Then the sequences start again one after the other, and find the states of the
     first step.
@@ -417,7 +417,8 @@ def test_logits_are_those_of_transformers(case: str, tiny_model_dir: Callable[..
     for kernels in (*KERNEL_SETS, *(["reference"] if case == arch or arch.startswith("llama") else [])):
         model = load(folder, kernels)
         check_whole_prompts(model, expected, tolerance(folder))
-        check_chunks_and_decodes(model, expected, tolerance(folder))
+        if kernels != "reference":
+            check_chunks_and_decodes(model, expected, tolerance(folder))
         if kernels == "native":
             check_decodes_can_be_recorded(model)
 

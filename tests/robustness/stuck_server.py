@@ -25,6 +25,9 @@ engine_child.ENGINE_COMMAND = (  # type: ignore[misc]
 
 from chairlift.cli.main import main  # noqa: E402 - the engine's command is read when this is imported
 from chairlift.server import application as server_app  # noqa: E402
+from chairlift.server import draining_server  # noqa: E402
+
+draining_server.STOP_SECONDS = draining_server.WATCHDOG_SECONDS = 1  # type: ignore[misc]
 
 SECONDS = 600
 

@@ -8,7 +8,7 @@ from chairlift import AsyncLLM
 from support.running_server import run_server
 from support.tiny_engine import tiny_options
 
-CASES = 50
+CASES = 30
 SEED = 7
 
 

@@ -18,11 +18,11 @@ from support.served import Served, serve
 from support.tiny_engine import tiny_options
 from support.waiting import AMPLE_SECONDS, wait_for
 
-NUM_CALLS = 8
+NUM_CALLS = 4
 NUM_TOOLS = 140_000
 NUM_MESSAGES = 32
 MAX_GROWTH_BYTES = 128 << 20
-"""Less than the parsed bodies of two of the 16 calls (70 MiB each): memory must not grow with calls. About
+"""Less than the parsed bodies of two of the 8 calls (70 MiB each): memory must not grow with calls. About
 30 MiB stay, probably in the arenas of Python's allocator, which are returned only when they have no object any more."""
 
 PATH = "/v1/chat/completions"

@@ -227,7 +227,7 @@ def _random_requests(rng: random.Random) -> list[_Live]:
     return requests
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from([0, 1]), st.sampled_from([1, 4, 16]), st.booleans())
 def test_the_tokens_do_not_depend_on_the_schedule(seed: int, lag: int, block_size: int, has_draft_model: bool) -> None:
     rng = random.Random(seed)

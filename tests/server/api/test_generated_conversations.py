@@ -21,7 +21,7 @@ from chairlift import AsyncLLM
 from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.server.application import create_app
 from chairlift.server.preparation.api_options import ApiOptions
-from support.byte_tokenizer import VOCAB_SIZE, write_byte_tokenizer
+from support.byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
 from support.chat_templates import TEMPLATES
 from support.running_server import open_options
 
@@ -210,10 +210,9 @@ async def replay(client: httpx.AsyncClient, path: str, draw: random.Random) -> i
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_model_dir: Callable[..., Path]) -> Path:
-    path = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=65_536)
-    write_byte_tokenizer(path)
-    return path
+def folder(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=65_536)
+    return with_byte_tokenizer(tiny, tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
