@@ -57,6 +57,7 @@ VARIABLE: Final = (
     (re.compile(rb'"id":"[^"]*"'), b'"id":""'),
     (re.compile(rb'"created":\d+'), b'"created":0'),
     (re.compile(rb'"cached_tokens":\d+'), b'"cached_tokens":0'),
+    (re.compile(rb',"cache_miss":(null|\{[^}]*\})'), b""),
     (re.compile(rb'"timings":\{[^}]*\}'), b'"timings":{}'),
 )
 """What differs between two answers to the same call, and its replacement."""

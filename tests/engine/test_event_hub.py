@@ -89,9 +89,9 @@ def test_listeners_get_every_event_of_an_engine(tiny_model_dir: Callable[..., Pa
         llm.events.add(heard)
         params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
         await llm.start(None, [5, 6], params).collect()
-        await until(lambda: len(heard.events) >= 6)
+        await until(lambda: len(heard.events) >= 7)
         assert [event.type for event in heard.events] == [
-            "engine_started", "request_arrived", "step", "step", "request_finished", "step",
+            "engine_started", "request_arrived", "prefix_matched", "step", "step", "request_finished", "step",
         ]  # fmt: skip
         status = llm.status()
         assert (status.state, status.restarts, status.num_unfinished) == ("running", 0, 0)

@@ -18,7 +18,6 @@ from chairlift.core.kv.kv_groups import FULL, KVGroups
 from chairlift.core.kv.observed_prefixes import ObservedPrefixes
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.core.kv.prefix_cache import PrefixCache
-from chairlift.core.kv.prefix_misses import PrefixMisses
 from chairlift.core.kv.prefix_source import PrefixSource
 from chairlift.core.kv.state_checkpoints import CheckpointPlan
 from chairlift.core.kv.stored_prefixes import BlockStore, StoredPrefixes
@@ -135,7 +134,7 @@ def _make_paged_manager(
         blocks, pool.groups, prefixes, pool.num_swap_blocks
     )
     if cache is not None:
-        manager.misses = PrefixMisses(cache, blocks, len(pool.windows), pool.block_size)
+        manager.misses = cache.misses
     return manager
 
 

@@ -23,7 +23,6 @@ class BlockPool:
         num_shared: number of blocks with several references.
         version: changes whenever a block becomes free or can be found by its hash.
         index_listeners: called with each hash that enters (True) or leaves (False) the index.
-        taker: the request that allocates blocks; idle_seconds: how long the block was free that leaves the index.
     """
 
     def __init__(self, num_blocks: int, order: type[EvictionOrder] = EvictionOrder) -> None:
@@ -31,8 +30,6 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.num_evictable = self.num_shared = self.version = 0
         self.index_listeners: list[Callable[[bytes, bool], None]] = []
-        self.taker, self.idle_seconds = "", 0.0
-        self._free_since = [0.0] * num_blocks
         self._references = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._block_by_hash: dict[bytes, int] = {}
@@ -86,7 +83,6 @@ class BlockPool:
                 self.num_shared -= 1
             elif self._references[block_id] == 0:
                 self.version += 1
-                self._free_since[block_id] = self.order.now
                 self.order.add(block_id, self._hashes[block_id])
                 self.num_evictable += self._hashes[block_id] is not None
 
@@ -116,6 +112,5 @@ class BlockPool:
             del self._block_by_hash[block_hash]
             self._hashes[block_id] = None
             self.num_evictable -= 1
-            self.idle_seconds = self.order.now - self._free_since[block_id]
             for listener in self.index_listeners:
                 listener(block_hash, False)

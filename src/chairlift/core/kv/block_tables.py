@@ -25,14 +25,12 @@ class BlockTables:
     Attributes:
         num_committed: the number of blocks, the first ones of each table, that are full and computed.
         num_released: for each table the number of its first entries that have no block any more.
-        num_shared: the number of blocks that were found in the pool at the admission.
     """
 
     request: Request
     block_ids: list[list[int]]
     num_committed: int
     num_released: list[int]
-    num_shared: int = 0
 
 
 def held_blocks(tables: Sequence[Sequence[int]]) -> list[int]:

@@ -39,10 +39,12 @@ class EvictionOrder:
 
     Attributes:
         now: the time of the last step, in seconds of the engine's clock.
+        idle_seconds: how long the contents that were evicted last had been unused.
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self.now = 0.0
+        self.now = self.idle_seconds = 0.0
+        self._free_since = [0.0] * num_blocks
         self._blocks: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
     def __len__(self) -> int:
@@ -54,7 +56,7 @@ class EvictionOrder:
     def add(self, block_id: int, block_hash: bytes | None) -> None:
         """Add a block that has become free; without a hash it is the next one to be taken. The end of a prefix comes
         before its beginning."""
-        self._blocks[block_id] = None
+        self._blocks[block_id], self._free_since[block_id] = None, self.now
         if block_hash is None:
             self._blocks.move_to_end(block_id, last=False)
 
@@ -64,7 +66,9 @@ class EvictionOrder:
 
     def take(self) -> int:
         """Remove and return the block whose contents are evicted next."""
-        return self._blocks.popitem(last=False)[0]
+        block_id, _ = self._blocks.popitem(last=False)
+        self.idle_seconds = self.now - self._free_since[block_id]
+        return block_id
 
     def expect(self, request: Request, chain: Sequence[bytes]) -> None:
         """Called when a request is queued, with the hashes of its full blocks."""
@@ -139,7 +143,7 @@ class ExpectedUse(EvictionOrder):
         if block_hash is None:
             super().add(block_id, None)
         else:
-            self._hashes[block_id] = block_hash
+            self._hashes[block_id], self._free_since[block_id] = block_hash, self.now
             self._classify(block_id, self.now)
 
     def _classify(self, block_id: int, time: float) -> None:
@@ -191,6 +195,7 @@ class ExpectedUse(EvictionOrder):
 
     def _evict(self, block_id: int) -> int:
         self._uses.pop(self._hashes.pop(block_id), None)
+        self.idle_seconds = self.now - self._free_since[block_id]
         return block_id
 
     # -- what is known of requests -------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from chairlift.core.kv.index_changes import IndexChangeLog
 from chairlift.core.kv.kv_groups import FULL
+from chairlift.core.kv.prefix_misses import PrefixMisses
 from chairlift.core.kv.prefix_source import PrefixSource
 from chairlift.core.kv.uncached_prefixes import NoPrefixes
 from chairlift.errors import RequestError
@@ -75,6 +76,7 @@ class KVCacheManager(Protocol):
             layers of one group.
         prefixes: finds what requests share, and plans checkpoints of recurrent states.
         index_changes: the changes of the prefix cache; None if they are not recorded.
+        misses: explains what the prefix cache did not find; None without one.
         can_preempt: a running request can be preempted; otherwise it keeps its memory until it finishes.
     """
 
@@ -83,6 +85,7 @@ class KVCacheManager(Protocol):
     windows: tuple[int | None, ...] = FULL
     prefixes: PrefixSource = NoPrefixes()
     index_changes: IndexChangeLog | None = None
+    misses: PrefixMisses | None = None
     can_preempt: bool = True
 
     @property
@@ -131,7 +134,7 @@ class KVCacheManager(Protocol):
 
     def match_prefix(self, request: Request) -> PrefixMatch | None:
         """What the prefix cache had of the prompt of an admitted request, and why not more; None without a cache."""
-        return None
+        return None if self.misses is None else self.misses.match(request, self.prefixes.num_matched_tokens(request))
 
     def grow(self, request: Request, num_slots: int) -> TableChange | None: ...
 

@@ -11,10 +11,12 @@ A request has a block table for each group, and all tables take blocks from the 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final
 
+from chairlift.core.kv.block_hashes import group_key
 from chairlift.core.kv.block_tables import NO_BLOCK
 
 FULL: Final[tuple[int | None, ...]] = (None,)
@@ -74,6 +76,13 @@ class KVGroups:
         counts = range(1, self.num_blocks(limit) + 1)
         fitting = bisect_right(counts, num_blocks, key=lambda count: sum(self.most_blocks(count * self.block_size)))
         return fitting * self.block_size
+
+    def find_prefix(self, find: Callable[[bytes], int | None], chain: Sequence[bytes]) -> list[list[int]]:
+        """The tables of the longest prefix of a hash chain of which `find` has the blocks that a request needs."""
+        if not self.has_windows:
+            return [list(takewhile(lambda block_id: block_id is not None, map(find, chain)))]  # type: ignore[arg-type]
+        numbers = range(len(self.windows))
+        return self.longest_hit([find(group_key(block, group)) for group in numbers] for block in chain)
 
     def longest_hit(self, columns: Iterable[Sequence[int | None]]) -> list[list[int]]:
         """Return the tables of the longest prefix that a request can share.

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from chairlift.core.kv.block_pool import BlockPool
 from chairlift.core.kv.block_tables import BlockTables
+from chairlift.core.kv.kv_groups import KVGroups
 from chairlift.core.kv.prefix_cache import PrefixCache
+from chairlift.core.kv.prefix_misses import PrefixMisses
 from chairlift.request import Request
 
 
 class ObservedPrefixes(PrefixCache):
-    """Tells the order of the pool which requests wait for which blocks, and which have used them."""
+    """Tells the order of the pool and `misses` which requests wait for which blocks, and which have used them."""
+
+    def __init__(self, pool: BlockPool, groups: KVGroups) -> None:
+        super().__init__(pool, groups)
+        self.misses = PrefixMisses(self, pool, groups)
+
+    def find(self, request: Request, limit: int) -> list[list[int]]:
+        self.misses.taker = request.request_id
+        return super().find(request, limit)
+
+    def commit(self, tables: BlockTables) -> None:
+        self.misses.taker = tables.request.request_id
+        super().commit(tables)
 
     def expect(self, request: Request) -> None:
         if request.sampling_params.prompt_logprobs is None:
@@ -17,6 +32,7 @@ class ObservedPrefixes(PrefixCache):
 
     def attach(self, tables: BlockTables) -> None:
         self._pool.order.stop_expecting(tables.request)
+        self.misses.attach(tables)
 
     def detach(self, tables: BlockTables) -> None:
         self.commit(tables)
@@ -26,4 +42,5 @@ class ObservedPrefixes(PrefixCache):
 
     def forget(self, request: Request) -> None:
         self._pool.order.forget(request)
+        self.misses.finish(request)
         super().forget(request)

@@ -13,10 +13,9 @@ from chairlift.core.kv.block_pool import BlockPool
 from chairlift.core.kv.block_tables import NO_BLOCK, BlockTables, held_blocks
 from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryCounts, MemoryDemand, TableChange
 from chairlift.core.kv.kv_groups import KVGroups
-from chairlift.core.kv.prefix_misses import PrefixMisses
 from chairlift.core.kv.prefix_source import PrefixSource
 from chairlift.core.kv.sliding_windows import SlidingWindows
-from chairlift.outputs import PrefixMatch, SchedulerOutput
+from chairlift.outputs import SchedulerOutput
 from chairlift.request import Request
 
 
@@ -29,12 +28,7 @@ class PagedKVCacheManager(KVCacheManager):
 
     Args:
         prefixes: finds the blocks that a request shares, in most engines a `PrefixCache`.
-
-    Attributes:
-        misses: explains what the prefix cache did not find; None without one.
     """
-
-    misses: PrefixMisses | None = None
 
     def __init__(self, pool: BlockPool, groups: KVGroups, prefixes: PrefixSource, num_swap_blocks: int = 0) -> None:
         self.num_blocks, self.block_size, self.windows = pool.num_blocks, groups.block_size, groups.windows
@@ -87,23 +81,16 @@ class PagedKVCacheManager(KVCacheManager):
         if self._num_needed(request, block_ids) > self.pool.num_free:
             return None
         num_shared, num_blocks = len(block_ids[0]), self.groups.num_blocks(request.num_tokens)
-        self.pool.taker = request.request_id
         self.pool.share(held_blocks(block_ids))  # before the next lines, which might evict them
         for table, window in zip(block_ids, self.windows, strict=True):
             if window is None:
                 table += self.pool.allocate(num_blocks - num_shared)
         num_released = self.groups.first_blocks(num_shared * self.block_size)
-        tables = self._tables[request.request_id] = BlockTables(
-            request, block_ids, num_shared, num_released, num_shared
-        )
+        tables = self._tables[request.request_id] = BlockTables(request, block_ids, num_shared, num_released)
         num_swapped = self.copies.swap_in(tables)
         self.prefixes.attach(tables)
         self._count_slots(tables)
         return max(tables.num_committed * self.block_size, num_swapped)
-
-    def match_prefix(self, request: Request) -> PrefixMatch | None:
-        num_matched = self.prefixes.num_matched_tokens(request)
-        return None if self.misses is None else self.misses.match(self._tables[request.request_id], num_matched)
 
     def _num_needed(self, request: Request, prefix: list[list[int]]) -> int:
         """The free blocks that the request needs if it shares `prefix`, whose blocks may be free themselves."""
@@ -130,7 +117,6 @@ class PagedKVCacheManager(KVCacheManager):
             return None
         self.prefixes.commit(tables)
         released = [] if self._windows is None else self._windows.release(tables, num_computed)
-        self.pool.taker = request.request_id
         added = [self.pool.allocate(count) for count in counts]
         for block_ids, new in zip(tables.block_ids, added, strict=True):
             block_ids += new
@@ -176,8 +162,6 @@ class PagedKVCacheManager(KVCacheManager):
         request.num_slots = 0
 
     def forget(self, request: Request) -> None:
-        if self.misses is not None:
-            self.misses.finish(request)
         self.prefixes.forget(request)
         self.copies.swap_space.forget(request.request_id)
 

@@ -28,16 +28,7 @@ class PrefixCache(PrefixSource):
         self._chains: dict[str, list[bytes]] = {}
 
     def find(self, request: Request, limit: int) -> list[list[int]]:
-        if not self._groups.has_windows:  # the same in less time
-            prefix: list[int] = []
-            for block in self.chain(request, limit):
-                if (block_id := self._pool.find(block)) is None:
-                    break
-                prefix.append(block_id)
-            return [prefix]
-        numbers = range(len(self._groups.windows))
-        keys = ([group_key(block, group) for group in numbers] for block in self.chain(request, limit))
-        return self._groups.longest_hit([self._pool.find(key) for key in column] for column in keys)
+        return self._groups.find_prefix(self._pool.find, self.chain(request, limit))
 
     def commit(self, tables: BlockTables) -> None:
         end = num_full_blocks(tables, self._block_size)

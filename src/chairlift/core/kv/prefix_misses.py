@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from chairlift.core.kv.block_hashes import group_key
 from chairlift.core.kv.block_pool import BlockPool
 from chairlift.core.kv.block_tables import BlockTables
+from chairlift.core.kv.kv_groups import KVGroups
 from chairlift.core.kv.prefix_cache import PrefixCache
 from chairlift.outputs import MissReason, PrefixMatch
 from chairlift.request import Request
@@ -47,31 +48,45 @@ class _Prompt(NamedTuple):
 
 
 class PrefixMisses:
-    """Remembers recent prompts and evicted blocks, and compares the prompt of each admitted request with them."""
+    """Remembers recent prompts and evicted blocks, and compares the prompt of each admitted request with them.
 
-    def __init__(self, cache: PrefixCache, pool: BlockPool, num_groups: int, block_size: int) -> None:
-        self._cache, self._pool, self._num_groups, self._block_size = cache, pool, num_groups, block_size
+    Attributes:
+        taker: the request that takes the blocks which are evicted.
+    """
+
+    def __init__(self, cache: PrefixCache, pool: BlockPool, groups: KVGroups) -> None:
+        self._cache, self._pool = cache, pool
+        self._num_groups, self._block_size = len(groups.windows), groups.block_size
+        self.taker = ""
+        self._admitted: dict[str, tuple[BlockTables, int]] = {}
         self._evicted: OrderedDict[bytes, PrefixMatch] = OrderedDict()
         self._prompts: OrderedDict[str, _Prompt] = OrderedDict()
         self._sorted: list[tuple[bytes, str]] = []
         self._num_marks = 0
         pool.index_listeners.append(self._record_index_change)
 
-    def match(self, tables: BlockTables, num_matched: int) -> PrefixMatch:
-        """What was found of the prompt of an admitted request, and why not more.
+    def attach(self, tables: BlockTables) -> None:
+        """Remember how many blocks an admitted request shares, before others are loaded."""
+        self._admitted[tables.request.request_id] = tables, tables.num_committed
+
+    def match(self, request: Request, num_matched: int) -> PrefixMatch | None:
+        """What was found of the prompt of an admitted request, and why not more; None for one that was forked.
 
         Args:
             num_matched: the number of tokens with K and V, of which the recurrent state may be known for fewer.
         """
-        request, size = tables.request, self._block_size
+        if (admitted := self._admitted.get(request.request_id)) is None:
+            return None
+        (tables, num_shared), size = admitted, self._block_size
         prompt = _prompt(request, len(request.token_ids), is_running=True)
         miss = self._miss(request, prompt, tables.num_committed * size, num_matched)
         self._remember(request.request_id, prompt)
-        num_disk = (tables.num_committed - tables.num_shared) * size
-        return replace(miss, num_memory_tokens=tables.num_shared * size, num_disk_tokens=num_disk)
+        num_disk = (tables.num_committed - num_shared) * size
+        return replace(miss, num_memory_tokens=num_shared * size, num_disk_tokens=num_disk)
 
     def finish(self, request: Request) -> None:
         """Remember what was computed of a request that has ended: the next turn of its conversation repeats it."""
+        self._admitted.pop(request.request_id, None)
         if request.request_id in self._prompts:
             self._remember(request.request_id, _prompt(request, request.num_computed_tokens, is_running=False))
 
@@ -152,8 +167,8 @@ class PrefixMisses:
     def _record_index_change(self, key: bytes, is_added: bool) -> None:
         self._evicted.pop(key, None)
         if not is_added:
-            idle, now, taker = self._pool.idle_seconds, self._pool.order.now, self._pool.taker
-            evicted = PrefixMatch(reason=MissReason.EVICTED, other_id=taker, evicted_time=now, idle_seconds=idle)
+            now, idle = self._pool.order.now, self._pool.order.idle_seconds
+            evicted = PrefixMatch(reason=MissReason.EVICTED, other_id=self.taker, evicted_time=now, idle_seconds=idle)
             self._evicted[key] = evicted
             if len(self._evicted) > MAX_EVICTED:
                 self._evicted.popitem(last=False)
