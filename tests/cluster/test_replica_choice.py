@@ -65,6 +65,19 @@ def test_a_common_beginning_is_not_a_session() -> None:
     assert not state.has_session(make_prompt(TOKENS))
 
 
+def test_the_remembered_ends_of_prompts_are_bounded() -> None:
+    state, cached = ReplicaState(BLOCK_SIZE, 4), make_prompt(TOKENS)
+    state.add("cached", cached)
+    state.change_cache(cached.block_keys, ())
+    state.remove("cached")
+    for number in range(40):
+        state.add("aborted", make_prompt([number] * BLOCK_SIZE))
+        state.remove("aborted")
+        assert len(state._ends) <= 5
+    assert state.has_session(cached)
+    assert not state.has_session(make_prompt([0] * BLOCK_SIZE))
+
+
 def test_a_replica_without_free_blocks_is_avoided() -> None:
     replicas, prompt = make_replicas(2), make_prompt(TOKENS)
     replicas["r0"].others = ReplicaLoad(free_blocks=2)

@@ -141,6 +141,8 @@ class ReplicaState:
         self._expected.update(prompt.block_keys)
         self._known.update(prompt.block_keys)
         self._ends.update(prompt.block_keys[-1:])
+        if len(self._ends) > self.num_blocks:
+            self._ends &= self._known  # Without prompts that were never cached, such as those of aborted requests.
 
     def record_output(self, request_id: str) -> None:
         """Record that the prompt of a request has been computed. Unknown ids and further calls have no effect."""
