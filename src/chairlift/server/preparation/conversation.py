@@ -49,6 +49,7 @@ from chairlift.server.tools.tool_constraints import CallGrammar
 from chairlift.server.tools.tool_instructions import (
     TOOL_VARIABLES,
     completed_tool,
+    position_of_tool,
     with_described_tools,
     with_tools_in_system_message,
     with_written_calls,
@@ -230,7 +231,8 @@ class ModelPlanner:
             text, "messages", params, add_special_tokens=bool(body.add_special_tokens)
         )
         if tools.tools:
-            params = replace(params, tools_start=_tools_start(tools.tools, text, len(token_ids)))
+            lengths = (len(self.engine.tokenizer.token_bytes(token_id)) for token_id in token_ids)
+            params = replace(params, tools_start=position_of_tool(tools.tools[0].function, unmarked(text), lengths))
         last = body.messages[-1].for_template()
         echoes = body.echo and last["role"] == "assistant"
         return ChatPlan(
@@ -455,14 +457,6 @@ class ModelPlanner:
             self.engine.tokenizer.render_chat([])  # Raises the error for the missing template.
             raise AssertionError("unreachable")
         return self._template
-
-
-def _tools_start(tools: list[FunctionTool], prompt: str, num_tokens: int) -> int | None:
-    """About the position of the first tool in a prompt, in tokens."""
-    function = tools[0].function
-    texts = filter(None, (function.description, function.name))
-    found = next((at for text in texts if (at := prompt.find(text)) >= 0), None)
-    return None if found is None else found * num_tokens // len(prompt)
 
 
 def _has_all(text: str, parts: list[str]) -> bool:

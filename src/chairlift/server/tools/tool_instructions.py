@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 from functools import partial
+from itertools import accumulate, takewhile
 from typing import Any, Final
 
 from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.loading.text.marked_text import MarkedText, join_marked, template_text
+from chairlift.server.protocol.tools import FunctionDefinition
 from chairlift.server.tools.answer_formats import TOOL_CALL_FORMATS, CallFormat
 
 TOOL_VARIABLES: Final = ("tools", "xml_tools", "functions")
@@ -28,6 +31,8 @@ CALL: Final = template_text("<tool_call>\n%s\n</tool_call>")
 RESULT: Final = template_text("<tool_response>\n%s\n</tool_response>")
 HERMES: Final = TOOL_CALL_FORMATS["hermes"]
 LINE_BREAK: Final = template_text("\n")
+MAX_NAME_DISTANCE: Final = 64
+"""The most characters between the name of a tool and its description."""
 EXAMPLE: Final = CALL % template_text('{"name": "the_name", "arguments": {"an_argument": "its value"}}')
 
 
@@ -107,3 +112,20 @@ def _python_call(function: dict[str, Any]) -> str:
     if not all(map(str.isidentifier, function["arguments"])):
         return json.dumps(function, ensure_ascii=False)
     return f"{function['name']}({', '.join(f'{name}={value!r}' for name, value in function['arguments'].items())})"
+
+
+def position_of_tool(function: FunctionDefinition, prompt: str, token_lengths: Iterable[int]) -> int | None:
+    """The position of a tool in a prompt, in tokens, or None if its name and its description are not found.
+
+    Messages can have the name of a tool, too, so a name counts only if it is next to the description.
+
+    Args:
+        token_lengths: the number of bytes of each token.
+    """
+    texts = filter(None, (function.description, function.name))
+    start = next((at for text in texts if (at := prompt.find(text)) >= 0), None)
+    if start is None:
+        return None
+    before = prompt.rfind(function.name, max(0, start - len(function.name) - MAX_NAME_DISTANCE), start)
+    num_bytes = len(prompt[: start if before < 0 else before].encode())
+    return sum(1 for _ in takewhile(num_bytes.__ge__, accumulate(token_lengths)))
