@@ -247,6 +247,16 @@ def test_a_prompt_that_is_being_computed_is_not_reported_as_new() -> None:
     assert matches(events)["b"].num_memory_tokens > 0
 
 
+def test_of_the_prompts_with_another_salt_the_one_with_most_of_the_same_tokens_is_named() -> None:
+    core, _, _, events = make_engine_of_cases()
+    for name, rest in (("short", OTHER_QUESTION), ("same", TOOLS + FIRST), ("other", [999, *QUESTION])):
+        run(core, request_of(name, Prompt(SYSTEM + rest, "1:a:x", "a")))
+    run(core, request_of("r", Prompt(SYSTEM + TOOLS + FIRST, "1:a:y", "a")))
+    found = matches(events)["r"]
+    assert (found.reason, found.other_id) == ("other_salt", "same")
+    assert found.num_repeated_tokens == len(SYSTEM + TOOLS + FIRST)
+
+
 def test_removed_and_replaced_text_are_told_apart() -> None:
     core, _, _, events = make_engine_of_cases()
     run(core, request_of("a", Prompt(ALL)))

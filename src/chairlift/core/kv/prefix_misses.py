@@ -142,9 +142,8 @@ class PrefixMisses:
             if not is_own and caller[0] == salt:
                 reason = MissReason.EVICTED
             common = _common_length(marks, prompt.marks) - start
-            found = PrefixMatch(reason=reason, is_own=is_own, num_repeated_tokens=common, other_id=request_id)
-            if is_own:
-                break
+            if found is None or (is_own, common) > (found.is_own, found.num_repeated_tokens):
+                found = PrefixMatch(reason=reason, is_own=is_own, num_repeated_tokens=common, other_id=request_id)
         return found
 
     def _difference(self, own: Sequence[tuple[int, str]], marks: bytes) -> PrefixMatch:
