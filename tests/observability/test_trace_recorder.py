@@ -172,3 +172,16 @@ def test_a_recorded_trace_tells_tenants_apart_without_their_names(tmp_path: Path
     assert tenants[0] == tenants[2] != tenants[1]
     assert tenants[3] == ""
     assert not {"alice", "bob"} & set(path.read_text().split('"'))
+
+
+def test_prompts_with_another_salt_or_adapter_have_no_common_prefix_in_a_trace(tmp_path: Path) -> None:
+    path, prompt = tmp_path / "trace.jsonl", list(range(40))
+    owners = [(None, 0), ("5:alice:", 0), ("3:bob:", 0), ("5:alice:", 0), ("5:alice:", 1)]
+    with closing(TraceRecorder(path)) as recorder:
+        for index, (salt, lora_id) in enumerate(owners):
+            recorder.on_add(make_request(f"r{index}", prompt, 4, cache_salt=salt, lora_id=lora_id))
+            finish(recorder, f"r{index}", 1, 0.0, 1.0)
+    prompts = [request.prompt_token_ids for request in read_trace(path)]
+    common = [[common_blocks(first, second) for second in prompts] for first in prompts]
+    assert common == [[2 if first == second else 0 for second in owners] for first in owners]
+    assert "alice" not in path.read_text()

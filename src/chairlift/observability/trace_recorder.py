@@ -28,9 +28,10 @@ class TraceRecorder:
     """Writes each finished request of an engine core as a JSON line in Chairlift's trace format. The core calls
     `on_add` with its requests and `emit` with its events, possibly on different threads.
 
-    Texts, tokens, names and request ids are not written. Prompts with a common prefix have equal hashes of their blocks
-    of 16 tokens, and requests of a tenant an equal hash of it. Each hash of a block includes the previous one, and all
-    a random key that is not written, so hashes of one file can be compared with each other, but not with guesses.
+    Texts, tokens, names and request ids are not written. Prompts with a common prefix, and with the same adapter and
+    salt, have equal hashes of their blocks of 16 tokens, and requests of a tenant an equal hash of it. Each hash of a
+    block includes the previous one, and all a random key that is not written, so hashes of one file can be compared
+    with each other, but not with guesses.
     Times count from the first request.
 
     A replay generates other outputs, so prefix-cache hits on earlier outputs of a conversation are not reproduced.
@@ -51,7 +52,8 @@ class TraceRecorder:
 
     def on_add(self, request: Request) -> None:
         """Record the arrival of a request; no unfinished request may have the same id."""
-        hashes = _block_hashes(self._key, request.token_ids[: request.num_prompt_tokens])
+        root = f"{request.lora_id}\0{request.cache_salt or ''}".encode()
+        hashes = _block_hashes(self._key, root, request.token_ids[: request.num_prompt_tokens])
         line: dict[str, Any] = {
             "arrival": 0.0,
             "prompt_len": request.num_prompt_tokens,
@@ -106,10 +108,10 @@ class TraceRecorder:
                 self._file.close()
 
 
-def _block_hashes(key: bytes, token_ids: Sequence[int]) -> list[str]:
-    """A keyed hash for each full block, of its tokens and the previous hash."""
+def _block_hashes(key: bytes, root: bytes, token_ids: Sequence[int]) -> list[str]:
+    """A keyed hash for each full block, of its tokens and the previous hash; `root` is in place of the first one."""
     hashes: list[str] = []
-    previous = b""
+    previous = root
     for end in range(HASH_BLOCK_SIZE, len(token_ids) + 1, HASH_BLOCK_SIZE):
         block = array("q", list(token_ids[end - HASH_BLOCK_SIZE : end])).tobytes()
         previous = hashlib.blake2b(previous + block, digest_size=DIGEST_BYTES, key=key).digest()
