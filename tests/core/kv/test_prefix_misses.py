@@ -114,6 +114,7 @@ DIFFERENCES = [
     changed("two turns trimmed", ALL, SYSTEM + TOOLS + THIRD + QUESTION + OTHER_QUESTION, 235),
     changed("a turn in the middle trimmed", ALL, SYSTEM + TOOLS + FIRST + THIRD + QUESTION, 295),
     changed("a summary of the first turn", ALL, SYSTEM + TOOLS + text("sum", 20) + SECOND + THIRD, 235),
+    changed("a token before a periodic text", [5, 6] * 100, [7, *[5, 6] * 100], 0),
     changed("an edited message", ALL, SYSTEM + TOOLS + FIRST[:30] + [997] + FIRST[31:] + SECOND, 265),
 ]
 OTHERS = [
@@ -163,6 +164,14 @@ OTHERS = [
         "evicted prompt of another key without salts",
         [Prompt(ALL, None, "a"), Prompt(text("many other tokens", 500), None, "a")],
         Prompt(ALL, None, "b"),
+        "evicted",
+        shown="never_seen",
+        options={"num_blocks": 34},
+    ),
+    Case(
+        "evicted prompt of another key with the same shared salt",
+        [Prompt(ALL, "0::x", "a"), Prompt(text("many other tokens", 500), "0::x", "a")],
+        Prompt(ALL, "0::x", "b"),
         "evicted",
         shown="never_seen",
         options={"num_blocks": 34},
@@ -255,6 +264,16 @@ def test_of_the_prompts_with_another_salt_the_one_with_most_of_the_same_tokens_i
     found = matches(events)["r"]
     assert (found.reason, found.other_id) == ("other_salt", "same")
     assert found.num_repeated_tokens == len(SYSTEM + TOOLS + FIRST)
+
+
+def test_a_running_prompt_is_remembered_beside_an_equal_one() -> None:
+    core, manager, _, _ = make_engine_of_cases()
+    core.add(make_request("a", ALL, 40))
+    core.add(make_request("b", ALL, 20))
+    while core.has_work:
+        core.step()
+    remembered = manager.misses._prompts  # type: ignore[attr-defined]
+    assert [(name, len(prompt.marks)) for name, prompt in remembered.items()] == [("a", len(ALL) + 39)]
 
 
 def test_removed_and_replaced_text_are_told_apart() -> None:

@@ -262,7 +262,7 @@ def test_a_miss_has_its_reason_and_names_requests_to_an_admin_only() -> None:
 
     admin = [prefix(name, Viewer()) for name in (first, changed, other, again)]
     assert admin[0] == "the rest is new"
-    assert admin[1].startswith(f"token 0 differs from the prompt of {first}, which has about 32 of the tokens after")
+    assert admin[1].startswith(f"token 0 differs from the prompt of {first}, which has about 16 of the tokens after")
     assert admin[2] == "the rest was computed for another cache_salt or API key"
     assert re.fullmatch(rf"the rest was evicted by {big} after \d\.\d s without use", admin[3])
     a, b = (Viewer(tenant, is_admin=False) for tenant in "ab")

@@ -16,6 +16,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 from chairlift.core.kv.block_hashes import group_key
@@ -59,7 +60,7 @@ class PrefixMisses:
         self._num_groups, self._block_size = len(groups.windows), groups.block_size
         self.taker = ""
         self._admitted: dict[str, tuple[BlockTables, int]] = {}
-        self._evicted: OrderedDict[bytes, PrefixMatch] = OrderedDict()
+        self._evicted: OrderedDict[bytes, tuple[str, float, float]] = OrderedDict()
         self._prompts: OrderedDict[str, _Prompt] = OrderedDict()
         self._sorted: list[tuple[bytes, str]] = []
         self._num_marks = 0
@@ -78,7 +79,8 @@ class PrefixMisses:
         if (admitted := self._admitted.get(request.request_id)) is None:
             return None
         (tables, num_shared), size = admitted, self._block_size
-        prompt = _prompt(request, len(request.token_ids), is_running=True)
+        caller = request.cache_salt, request.tenant, request.lora_id
+        prompt = _Prompt(caller, _marks(request.token_ids), is_running=True)
         miss = self._miss(request, prompt, tables.num_committed * size, num_matched)
         self._remember(request.request_id, prompt)
         num_disk = (tables.num_committed - num_shared) * size
@@ -87,8 +89,11 @@ class PrefixMisses:
     def finish(self, request: Request) -> None:
         """Remember what was computed of a request that has ended: the next turn of its conversation repeats it."""
         self._admitted.pop(request.request_id, None)
-        if request.request_id in self._prompts:
-            self._remember(request.request_id, _prompt(request, request.num_computed_tokens, is_running=False))
+        if (prompt := self._prompts.get(request.request_id)) is not None:
+            end = request.num_computed_tokens
+            marks = prompt.marks[: min(end, request.num_prompt_tokens)]
+            marks += _marks(request.token_ids[len(marks) : end])
+            self._remember(request.request_id, prompt._replace(marks=marks, is_running=False))
 
     # -- reasons -------------------------------------------------------------------------------------------------
 
@@ -99,11 +104,12 @@ class PrefixMisses:
             return PrefixMatch()  # All that can be found, because a token must be left to compute.
         if request.sampling_params.prompt_logprobs is not None:
             return PrefixMatch(reason=MissReason.PROMPT_LOGPROBS)
-        own = [each for each in self._neighbours(prompt) if each[0] >= start]
+        own = list(dict.fromkeys(each for each in self._neighbours(prompt) if each[0] >= start))
         known = next((request_id for common, request_id in own if common >= end), None)
-        difference = self._difference(own, prompt.marks)
-        # Without salts, blocks may be those of another key, and then what its caller is told does not depend on them.
-        is_own = known is not None or request.cache_salt is not None or not request.tenant
+        difference = self._difference(own if known is None else (), prompt.marks)
+        # Several keys may have a salt in common, or none, so the block may be that of another key: its reason is shown
+        # only to a caller with an earlier prompt that has the block.
+        is_own = known is not None or not request.tenant
         if not is_own and difference.reason == MissReason.DIFFERS:
             return difference
         key = self._cache.chain(request, end // self._block_size)[-1]
@@ -111,7 +117,9 @@ class PrefixMisses:
             return PrefixMatch(reason=MissReason.CHECKPOINT_MISSING, is_own=is_own)
         for group in range(self._num_groups):
             if (evicted := self._evicted.get(group_key(key, group))) is not None:
-                return replace(evicted, is_own=is_own)
+                taker, time, idle = evicted
+                reason = MissReason.EVICTED
+                return PrefixMatch(reason=reason, is_own=is_own, other_id=taker, evicted_time=time, idle_seconds=idle)
         if known is not None:
             is_running = self._prompts[known].is_running
             return PrefixMatch(reason=MissReason.IN_PROGRESS if is_running else MissReason.EVICTED)
@@ -131,20 +139,20 @@ class PrefixMisses:
 
     def _seen_elsewhere(self, prompt: _Prompt, start: int, end: int) -> PrefixMatch | None:
         """Whether the first `end` tokens are known from another caller, or from this one with another adapter."""
-        found: PrefixMatch | None = None
-        first, (salt, tenant, _) = prompt.marks[:end], prompt.caller
-        for _, request_id in self._sorted[bisect_left(self._sorted, (first, "")) :]:
-            caller, marks, _ = self._prompts[request_id]
-            if not marks.startswith(first):
-                break
-            is_own = caller[:2] == (salt, tenant)
-            reason = MissReason.OTHER_ADAPTER if is_own else MissReason.OTHER_SALT
-            if not is_own and caller[0] == salt:
-                reason = MissReason.EVICTED
-            common = _common_length(marks, prompt.marks) - start
-            if found is None or (is_own, common) > (found.is_own, found.num_repeated_tokens):
-                found = PrefixMatch(reason=reason, is_own=is_own, num_repeated_tokens=common, other_id=request_id)
-        return found
+        first = prompt.marks[:end]
+        start_at = bisect_left(self._sorted, (first, ""))
+        found = list(takewhile(lambda each: each[0].startswith(first), self._sorted[start_at:]))
+        own = [each for each in found if self._prompts[each[1]].caller[:2] == prompt.caller[:2]]
+        if not found:
+            return None
+        candidates = own or found
+        at = bisect_left(candidates, (prompt.marks, ""))  # One of the two beside it has most tokens in common.
+        nearest = candidates[max(0, at - 1) : at + 1]
+        common, other_id = max((_common_length(marks, prompt.marks), request_id) for marks, request_id in nearest)
+        reason = MissReason.OTHER_ADAPTER if own else MissReason.OTHER_SALT
+        if not own and self._prompts[other_id].caller[0] == prompt.caller[0]:
+            reason = MissReason.EVICTED
+        return PrefixMatch(reason=reason, is_own=bool(own), num_repeated_tokens=common - start, other_id=other_id)
 
     def _difference(self, own: Sequence[tuple[int, str]], marks: bytes) -> PrefixMatch:
         """The first token that differs from an earlier prompt with the same text after it."""
@@ -166,17 +174,16 @@ class PrefixMisses:
     def _record_index_change(self, key: bytes, is_added: bool) -> None:
         self._evicted.pop(key, None)
         if not is_added:
-            now, idle = self._pool.order.now, self._pool.order.idle_seconds
-            evicted = PrefixMatch(reason=MissReason.EVICTED, other_id=self.taker, evicted_time=now, idle_seconds=idle)
-            self._evicted[key] = evicted
+            self._evicted[key] = self.taker, self._pool.order.now, self._pool.order.idle_seconds
             if len(self._evicted) > MAX_EVICTED:
                 self._evicted.popitem(last=False)
 
     def _remember(self, request_id: str, prompt: _Prompt) -> None:
-        """Keep a prompt in place of those that it continues, and drop the oldest ones beyond the limits."""
+        """Keep a prompt in place of the ended ones that it continues, and drop the oldest ones beyond the limits."""
         self._drop(request_id)
         for common, other_id in list(self._neighbours(prompt)):
-            if other_id in self._prompts and common == len(self._prompts[other_id].marks):
+            other = self._prompts.get(other_id)
+            if other is not None and not other.is_running and common == len(other.marks):
                 self._drop(other_id)
         self._prompts[request_id] = prompt
         insort(self._sorted, (prompt.marks, request_id))
@@ -190,9 +197,8 @@ class PrefixMisses:
             self._num_marks -= len(prompt.marks)
 
 
-def _prompt(request: Request, num_tokens: int, *, is_running: bool) -> _Prompt:
-    marks = array("q", request.token_ids[:num_tokens]).tobytes()[_LOW_BYTE::8]
-    return _Prompt((request.cache_salt, request.tenant, request.lora_id), marks, is_running)
+def _marks(token_ids: list[int]) -> bytes:
+    return array("q", token_ids).tobytes()[_LOW_BYTE::8]
 
 
 def _common_length(first: bytes, second: bytes) -> int:
@@ -205,11 +211,18 @@ def _common_length(first: bytes, second: bytes) -> int:
 
 def _repetition(earlier: bytes, marks: bytes, start: int) -> tuple[int, int]:
     """About how many of the tokens after `start` an earlier prompt has after it, too; and by how many tokens the first
-    of them has moved to the front: 0 if text was replaced, and a positive number if text was removed."""
+    of them has moved to the front: 0 if text was replaced, and a positive number if text was removed.
+
+    As in rsync (Tridgell and Mackerras, 1996), the earlier prompt is divided into parts, and those that begin at each
+    of WINDOW successive tokens are looked up. The time is proportional to the lengths, also of periodic prompts.
+    """
+    places = {earlier[at : at + WINDOW]: at for at in reversed(range(start, len(earlier) - WINDOW + 1, WINDOW))}
     stride = max(WINDOW, (len(marks) - start) // MAX_WINDOWS)
     num_found, num_moved = 0, 0
-    for position in range(start + 1, len(marks) - WINDOW + 1, stride):
-        if (found := earlier.find(marks[position : position + WINDOW], start)) >= 0:
-            num_moved = num_moved if num_found else found - position
-            num_found += 1
+    for first in range(start + 1, len(marks) - WINDOW + 1, stride):
+        for position in range(first, min(first + WINDOW, len(marks) - WINDOW + 1)):
+            if (found := places.get(marks[position : position + WINDOW])) is not None:
+                num_moved = num_moved if num_found else found - position
+                num_found += 1
+                break
     return min(num_found * stride, len(marks) - start), num_moved
