@@ -266,7 +266,7 @@ def test_a_miss_has_its_reason_and_names_requests_to_an_admin_only() -> None:
     assert admin[2] == "the rest was computed for another cache_salt or API key"
     assert re.fullmatch(rf"the rest was evicted by {big} after \d\.\d s without use", admin[3])
     a, b = (Viewer(tenant, is_admin=False) for tenant in "ab")
-    assert prefix(changed, a).startswith("token 0 differs from an earlier prompt, which has about 32 of the tokens")
+    assert prefix(changed, a).startswith("token 0 differs from an earlier prompt, which has about 16 of the tokens")
     assert prefix(other, b) == "the rest is new"
     assert prefix(again, a) == admin[3].replace(f" by {big}", "")
 
