@@ -33,6 +33,8 @@ EXTENSIONS: Final = {
     "token_ids",
     "reasoning_content",
     "timings",
+    "cache_miss",
+    "disk_tokens",
 }
 """Fields of vLLM and Chairlift that the types of the clients do not have."""
 
