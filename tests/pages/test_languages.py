@@ -20,7 +20,7 @@ NAMES = re.compile(
     r"（[A-Za-z ]+）|--[a-z-]+|(?:torch|Python|chairlift|Chairlift) [\w.+]+|English|Anyscale|Daniel|Kwon|SOSP'23|"
     r"TGI|Ray Serve|PagedAttention|[Tt]okens?|goodput|beam|API|KV|SLO|TTFT|ITL|TPOT|GPU|CPU|RSS|P99|GiB|MiB|"
     r"burst-\w+-\d+~\d+|run\.jsonl|"
-    r"\b(?:Chairlift|max_tokens|static|max|exact|pow2|paged|fcfs|srpt|mlfq|length|fake|tiny(?:-model|_llama\d)?|[A-D]+|ms|min)\b|"
+    r"\b(?:Chairlift|max_tokens|static|max|exact|pow2|paged|fcfs|srpt|mlfq|length|fake|tiny(?:-model|_llama_[0-9a-f]+)?|[A-D]+|ms|min)\b|"
     + re.escape(machine_facts().cpu)
 )
 """Names of options, policies, requests, files, models and persons, units, and terms, also those in brackets."""
