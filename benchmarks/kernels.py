@@ -5,9 +5,10 @@
                                  [--num-threads N] [--rounds 7]
 
 A pass computes all layers of the model, so weights, K and V are read from memory as in a step, and not from a cache.
-Values are normal random numbers; weights in formats to which floats cannot be rounded are zero. The ceiling of a pass
-is the time in which the CPU computes its operations or reads its bytes, whichever is longer, at the speeds that are
-measured immediately before it, because the speed of a shared machine changes within seconds.
+Values are normal random numbers; weights in formats to which floats cannot be rounded are random bytes with finite
+scales. The ceiling of a pass is the time in which the CPU computes its operations or reads its bytes, whichever is
+longer, at the speeds that are measured immediately before it, because the speed of a shared machine changes within
+seconds.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import gguf
 import torch
 from benchmarks.common import print_result
 from benchmarks.products import Product, head_product, layer_products
@@ -40,7 +42,8 @@ from chairlift.kernels.cpu.formats import ROUNDED, packed_parts
 from chairlift.kernels.cpu.kernel_set import NativeMatrix, native_kernels
 from chairlift.kernels.cpu.tape import MAX_ROWS, record_calls
 from chairlift.kernels.interface import NO_PROLOGUE, NORM_KINDS, LinearKernel, Prologue
-from chairlift.kernels.weight_formats import FLOATS, ORDERED
+from chairlift.kernels.weight_formats import FLOAT_GROUP, FLOATS, ORDERED
+from chairlift.loading.block_rows import BLOCK_LAYOUTS
 from chairlift.loading.resolve import resolve_model
 from chairlift.models.declaration.attention_spec import AttentionSpec
 from chairlift.models.declaration.matrix_spec import LM_HEAD, MatrixSpec
@@ -65,6 +68,9 @@ MIN_SECONDS: Final = 0.1
 
 VALUES_AT_ONCE: Final = 1 << 20
 """Number of random weights that are drawn. A larger matrix repeats them."""
+
+LARGEST_RANDOM_BYTE: Final = 0x3F
+"""Largest byte of random blocks: two of them are a float16 between 0 and 2, wherever a block has its scales."""
 
 KV_BYTES: Final = 256 << 20
 """Maximum size of K and V of an attention pass, unless one layer needs more."""
@@ -208,10 +214,10 @@ class LinearPass:
         matrix = native.PackedMatrix(weight_format.removesuffix(ORDERED), out_features, in_features)
         if weight_format.endswith(ORDERED):
             matrix.set_input_order(torch.randperm(in_features, generator=self._generator).tolist())
-        if weight_format in ROUNDED:
-            values = self._weights(in_features)
-            for first in range(0, out_features, len(values)):
-                matrix.pack_floats(first, values[: out_features - first].numpy())
+        values = self._weights(in_features) if weight_format in ROUNDED else self._blocks(matrix.format, in_features)
+        pack = matrix.pack_floats if weight_format in ROUNDED else matrix.pack_blocks
+        for first in range(0, out_features, len(values)):
+            pack(first, values[: out_features - first].numpy())
         return matrix
 
     def _weights(self, in_features: int) -> torch.Tensor:
@@ -219,6 +225,18 @@ class LinearPass:
             size = (max(1, VALUES_AT_ONCE // in_features), in_features)
             self._drawn[in_features] = torch.randn(size, generator=self._generator) * 0.02
         return self._drawn[in_features]
+
+    def _blocks(self, weight_format: str, in_features: int) -> torch.Tensor:
+        if weight_format == "f8_e4m3":
+            row_bytes = in_features - 4 * (in_features // -FLOAT_GROUP)
+        elif weight_format in BLOCK_LAYOUTS:
+            layout = BLOCK_LAYOUTS[weight_format]
+            row_bytes = in_features // layout.inputs * layout.num_bytes
+        else:
+            inputs, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[weight_format.upper()]]
+            row_bytes = in_features // inputs * num_bytes
+        size = (max(1, VALUES_AT_ONCE // in_features), row_bytes)
+        return torch.randint(LARGEST_RANDOM_BYTE + 1, size, generator=self._generator, dtype=torch.uint8)
 
     def __call__(self, rows: int) -> Seconds:
         """Measure the seconds of each kernel over all layers, and of LAYERS as a step runs them: in one call with up to

@@ -120,15 +120,17 @@ def inputs_of_scale(has_super_blocks: bool) -> int:
 def reference_product(
     matrix: Any, y: torch.Tensor, kind: NativePrologueKind, group: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The product of rows after their prologue, and the tolerance of float32 sums. `group` inputs share a scale."""
+    """The product of rows after their prologue, and the tolerance of float32 sums. `group` inputs share a scale, if a
+    layer has other matrices too."""
     weight = torch.from_numpy(matrix.unpack(0, matrix.out_features))
     if matrix.format == "bf16" and NATIVE.isa() in ROUNDING_TO_BF16:
         y = y.bfloat16().float()
     if matrix.format in (*FLOATS, "f8_e4m3"):
         product = (y.double() @ weight.double().t()).float()
     else:
-        group = group or inputs_of_scale(matrix.format in SUPER_FORMATS)
-        product = quantized_linear(y, weight, None, kind, matrix.format == "int8", group)
+        own = inputs_of_scale(matrix.format in SUPER_FORMATS)
+        has_powers = group is not None or own != SUPER_BLOCK
+        product = quantized_linear(y, weight, None, kind, matrix.format == "int8", group or own, has_powers=has_powers)
     # A 4-bit weight is a multiple of its scale and a minimum, both of them up to twice as large as the largest weight.
     magnitude = y.abs().sum(1)[:, None] * weight.abs().amax(1)[None, :]
     return product, 2**-23 * (8 + matrix.in_features / 8) * magnitude

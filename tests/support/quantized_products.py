@@ -31,17 +31,19 @@ LARGEST_STEP: Final = 127 * 128 + 63
 """The largest multiple of the scale of a row that an outlier can be."""
 
 
-def quantize_groups(x: torch.Tensor, outlier_after: float, group: int = 32) -> torch.Tensor:
+def quantize_groups(x: torch.Tensor, outlier_after: float, group: int = 32, *, has_powers: bool = True) -> torch.Tensor:
     """Quantize the activations x [T, n] as products do with weights that have scales for groups of inputs.
 
-    A value whose magnitude exceeds `outlier_after` times the mean magnitude of its group of values is an outlier and
-    remains a float, as in LLM.int8() (Dettmers et al., 2022, section 3.2). The other values are rounded to integers
-    from -127 to 127 times a scale; the largest one becomes 127.
+    A row has a scale, and a group a 2^k-th of it, with the largest k that fits its values. Values that exceed
+    `outlier_after` times the mean magnitude of their group do not count for both. Those that their scale does not reach
+    are outliers and remain floats, as in LLM.int8() (Dettmers et al., 2022, section 3.2); the others are rounded to
+    integers from -127 to 127 times the scale.
 
     Args:
         x: the activations. If `group` is 256, n is a multiple of it.
         outlier_after: the threshold of outliers.
         group: the number of inputs that share a scale.
+        has_powers: whether scales are powers of two times that of the row; otherwise they are the smallest that fit.
 
     Returns:
         The quantized values as float64 [T, n], so that a product with them adds no rounding.
@@ -49,9 +51,12 @@ def quantize_groups(x: torch.Tensor, outlier_after: float, group: int = 32) -> t
     num_rows, size = x.shape
     groups = torch.nn.functional.pad(x.float(), (0, -size % group)).view(num_rows, -1, group)
     magnitudes = groups.abs()
-    is_outlier = magnitudes > (magnitudes.sum(-1) * (outlier_after / group)).unsqueeze(-1)
-    top = magnitudes.masked_fill(is_outlier, 0).amax(-1, keepdim=True)
-    seen = torch.where(is_outlier, groups.double(), _round_to_steps(groups, top))
+    is_far = magnitudes > (magnitudes.sum(-1) * (outlier_after / group)).unsqueeze(-1)
+    top = magnitudes.masked_fill(is_far, 0).amax(-1, keepdim=True)
+    most = top.amax(1, keepdim=True)
+    powers = _powers(most.clamp(min=1e-30), top, has_powers=has_powers)
+    is_outlier = magnitudes > most.clamp(min=1e-30) / powers
+    seen = torch.where(is_outlier, groups.double(), _round_to_steps(groups, most, powers))
     return seen.view(num_rows, -1)[:, :size]
 
 
@@ -72,10 +77,17 @@ def quantize_rows(x: torch.Tensor, outlier_after: float) -> torch.Tensor:
     return _round_to_steps(x.float(), torch.maximum(inlier, magnitudes.amax(-1, keepdim=True) * (127 / LARGEST_STEP)))
 
 
-def _round_to_steps(x: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
-    """Round to whole multiples of top / 127, as float64; to zero where `top` is zero."""
+def _powers(most: torch.Tensor, top: torch.Tensor, *, has_powers: bool) -> torch.Tensor:
+    """The largest numbers up to 2^24, powers of two or not, for which most / number is at least `top`."""
+    ratio = most / torch.maximum(top, most * 2.0**-24)
+    return torch.ldexp(torch.ones_like(top), torch.frexp(ratio)[1] - 1) if has_powers else ratio
+
+
+def _round_to_steps(x: torch.Tensor, top: torch.Tensor, power: torch.Tensor | float = 1.0) -> torch.Tensor:
+    """Round to whole multiples of top / power / 127, as float64; to zero where `top` is zero."""
     inverse = torch.tensor(127.0, device=x.device) / top  # 127 / top would be 127 times the rounded 1 / top
-    return torch.round(x * torch.where(top > 1e-30, inverse, 0.0)).double() * (top / 127).double()
+    steps = torch.round(x * (torch.where(top > 1e-30, inverse, 0.0) * power))
+    return steps.double() * (top / 127).double() / power
 
 
 def quantized_linear(
@@ -85,6 +97,8 @@ def quantized_linear(
     prologue: NativePrologueKind,
     has_row_scale: bool = False,
     group: int = 32,
+    *,
+    has_powers: bool = True,
 ) -> torch.Tensor:
     """`reference_kernels.linear` with a matrix of integers, after a prologue of the given kind.
 
@@ -94,11 +108,12 @@ def quantized_linear(
         bias: [out] or None.
         has_row_scale: whether weights have one scale per output, and activations one per row.
         group: the number of inputs that share a scale otherwise.
+        has_powers: whether these scales are powers of two times that of the row.
     """
     quantized = (
         quantize_rows(x, OUTLIER_AFTER_IN_ROWS[prologue])
         if has_row_scale
-        else quantize_groups(x, OUTLIER_AFTER[prologue], group)
+        else quantize_groups(x, OUTLIER_AFTER[prologue], group, has_powers=has_powers)
     )
     y = quantized @ weight.double().t()
     return (y if bias is None else y + bias.double()).float()

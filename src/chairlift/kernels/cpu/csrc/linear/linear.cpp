@@ -33,6 +33,7 @@ struct Linear::Call {
 namespace {
 
 constexpr int64_t kRowsAtOnce = 4;  // prepared by a thread at a time, or a multiple of them
+constexpr int64_t kMostLanes = 16;  // of vectors of any instruction set
 
 }  // namespace
 
@@ -69,19 +70,18 @@ struct Linear::Activations {
       return is_grouped(part->format()) && group_format(part->format()).group < kGroup;
     });
     halves_bytes = has_halves ? 2 * scales_bytes : 0;
-    has_supers = tiles.shares_super_scales && std::any_of(linear.parts_.begin(), linear.parts_.end(), [](const auto& part) {
+    const auto has_factors = [](const auto& part) {
       return is_grouped(part->format()) && group_format(part->format()).scales == ScaleKind::factor;
-    });
-    block_bytes = round_up(values_bytes + 3 * scales_bytes + halves_bytes, 64);
+    };
+    has_supers = tiles.shares_super_scales && std::any_of(linear.parts_.begin(), linear.parts_.end(), has_factors);
+    has_powers = !has_supers || !std::all_of(linear.parts_.begin(), linear.parts_.end(), has_factors);
+    const int64_t row_scale_bytes = is_integer && !has_row_scale ? kernel.block_rows * 4 : 0;
+    block_bytes = round_up(values_bytes + 3 * scales_bytes + halves_bytes + row_scale_bytes, 64);
     if (!is_integer) return;
     list_bytes = 4 * outlier_list_ints(padded_inputs);
-    if (has_channels()) {
-      outlier_bytes = kernel.block_rows * OutlierChannels::kMost;
-      channel_bytes = static_cast<int64_t>(sizeof(OutlierChannels)) + padded_inputs;
-    }
-    if (has_row_scale) return;
-    max_outliers = std::min(max_row_outliers(padded_inputs) * kernel.block_rows, padded_inputs);
-    outlier_bytes = round_up(4 * (16 + (1 + kernel.block_rows) * max_outliers), 64);
+    if (!has_channels()) return;
+    outlier_bytes = kernel.block_rows * OutlierChannels::kMost;
+    channel_bytes = static_cast<int64_t>(sizeof(OutlierChannels)) + padded_inputs;
   }
 
   size_t num_bytes() const {
@@ -97,21 +97,19 @@ struct Linear::Activations {
 
   ActivationBlock block(int64_t index) const {
     uint8_t* at = data + index * block_bytes;
-    uint8_t* scale = at + values_bytes;
-    auto* const outliers = reinterpret_cast<int32_t*>(data + num_blocks * block_bytes + index * outlier_bytes);
+    uint8_t* const scales = at + values_bytes;
     ActivationBlock block = {at,
-                             reinterpret_cast<float*>(scale),
-                             reinterpret_cast<int32_t*>(scale + scales_bytes),
-                             scale + 2 * scales_bytes,
-                             halves_bytes ? reinterpret_cast<int32_t*>(scale + 3 * scales_bytes) : nullptr,
-                             has_row_scale ? nullptr : outliers,
-                             has_row_scale ? nullptr : outliers + 16,
-                             has_row_scale ? nullptr : outliers + 16 + max_outliers,
-                             row_outliers(index * kernel.block_rows)};
+                             reinterpret_cast<float*>(has_row_scale ? scales : scales + 3 * scales_bytes + halves_bytes),
+                             reinterpret_cast<float*>(scales),
+                             has_powers,
+                             reinterpret_cast<int32_t*>(scales + scales_bytes),
+                             scales + 2 * scales_bytes,
+                             halves_bytes ? reinterpret_cast<int32_t*>(scales + 3 * scales_bytes) : nullptr,
+                             row_outliers(index * kernel.block_rows), nullptr, nullptr, nullptr};
     if (!has_channels()) return block;
     block.num_outliers = &channels()->count;
     block.outliers = channels()->inputs;
-    block.outlier_values = outliers;
+    block.outlier_values = data + num_blocks * block_bytes + index * outlier_bytes;
     return block;
   }
 
@@ -159,11 +157,11 @@ struct Linear::Activations {
   const LinearTiles& tiles;
   const ProductKernel& kernel;
   bool is_integer, has_row_scale;
-  bool has_supers = false;  // whether the inputs of a super-block share a scale
+  bool has_supers = false, has_powers = true;  // see RowTarget
   int64_t rows, padded_inputs, num_blocks;
   int64_t rows_at_once;  // prepared by one thread: not less than share a cache line of the values
   int64_t value_bytes, row_bytes, values_bytes, scales_bytes, halves_bytes = 0, block_bytes;
-  int64_t max_outliers = 0, outlier_bytes = 0, list_bytes = 0, channel_bytes = 0;
+  int64_t outlier_bytes = 0, list_bytes = 0, channel_bytes = 0;
   uint8_t* data = nullptr;
 };
 
@@ -239,24 +237,26 @@ float outlier_after(Prologue prologue, bool has_row_scale) {
   }
 }
 
-// The scratch memory of a thread that prepares rows: a row, the same row before its inputs are reordered, for the outliers
-// of a block a bit and an index for each entry, and the rows in the type of the layout.
+// The scratch memory of a thread that prepares rows: a row, the same row before its inputs are reordered, a count for each
+// input, two numbers of each group, and the rows in the type of the layout.
 struct PrepareScratch {
   PrepareScratch(uint8_t* memory, int64_t padded_inputs)
       : row(reinterpret_cast<float*>(memory)),
         computed(row + padded_inputs),
-        has_outlier(reinterpret_cast<uint64_t*>(computed + padded_inputs)),
-        indices(reinterpret_cast<int32_t*>(has_outlier + divide_up(padded_inputs, 64))),
-        values(reinterpret_cast<uint8_t*>(indices + padded_inputs)) {}
+        indices(reinterpret_cast<int32_t*>(computed + padded_inputs)),
+        magnitudes(reinterpret_cast<float*>(indices + padded_inputs)),
+        values(reinterpret_cast<uint8_t*>(magnitudes + num_magnitudes(padded_inputs))) {}
 
   static size_t num_bytes(int64_t padded_inputs, int64_t value_bytes) {
-    return static_cast<size_t>(round_up(padded_inputs * 12 + divide_up(padded_inputs, 64) * 8 + value_bytes, 64));
+    return static_cast<size_t>(round_up((3 * padded_inputs + num_magnitudes(padded_inputs)) * 4 + value_bytes, 64));
   }
+
+  static int64_t num_magnitudes(int64_t padded_inputs) { return 2 * round_up(padded_inputs / kGroup, kMostLanes); }
 
   float* row;
   float* computed;
-  uint64_t* has_outlier;
   int32_t* indices;
+  float* magnitudes;
   uint8_t* values;
 };
 
@@ -280,8 +280,8 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t f
   const bool has_grouped_bytes = kernel.layout == ActivationLayout::bytes && !activations.has_row_scale;
   if (has_grouped_bytes && call.rows > kRowsAtOnce && num_rows < activations.rows_at_once) {
     // Products of unpacked grouped weights compute whole blocks, so the missing rows must have values too.
-    const int64_t scale_bytes = 3 * activations.scales_bytes + activations.halves_bytes;
-    std::memset(const_cast<float*>(to.scale), 0, static_cast<size_t>(scale_bytes));
+    std::memset(const_cast<float*>(to.start), 0, static_cast<size_t>(3 * activations.scales_bytes + activations.halves_bytes));
+    std::fill_n(const_cast<float*>(to.start), padded / kGroup * kernel.block_rows, kIntegerStart);
     num_rows = activations.rows_at_once;
     std::memset(scratch.values, 0, static_cast<size_t>(num_rows * stride));
   }
@@ -301,13 +301,16 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t f
     std::memset(values + padded, 0, static_cast<size_t>(row_bytes - padded));
     OutlierList outliers;
     const RowTarget target = {const_cast<float*>(to.scale),
+                              const_cast<float*>(to.start),
                               const_cast<int32_t*>(to.correction),
                               const_cast<void*>(to.sum),
                               const_cast<int32_t*>(to.half_correction),
+                              scratch.magnitudes,
                               static_cast<int>(r % kernel.block_rows),
                               kernel.block_rows,
                               outlier_after(prologue_, activations.has_row_scale),
                               activations.has_supers,
+                              activations.has_powers,
                               &outliers,
                               is_read_in_place ? next : row};
     int32_t* const list = activations.row_outliers(r);
@@ -317,43 +320,6 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t f
     *list = outliers.count;
   }
   activations.place(scratch.values, stride, first, num_rows, 0, row_bytes / activations.value_bytes);
-  if (kernel.layout == ActivationLayout::bytes && !activations.has_row_scale)
-    merge_outliers(call, activations, first / kernel.block_rows, memory);
-}
-
-// Merges the outliers of the rows of a block in front of grouped weights, after all of them have been prepared.
-void Linear::merge_outliers(const Call& call, const Activations& activations, int64_t block, uint8_t* memory) const {
-  const int64_t block_rows = activations.kernel.block_rows, first = block * block_rows;
-  const int64_t last = std::min(first + block_rows, call.rows), num_words = divide_up(activations.padded_inputs, 64);
-  const PrepareScratch scratch(memory, activations.padded_inputs);
-  const ActivationBlock to = activations.block(block);
-  auto* const entries = const_cast<int32_t*>(to.outliers);
-  auto* const values = static_cast<uint32_t*>(const_cast<void*>(to.outlier_values));
-  *const_cast<int32_t*>(to.num_outliers) = 0;
-  int32_t total = 0;
-  for (int64_t r = first; r < last; ++r) total += *activations.row_outliers(r);
-  if (total == 0) return;
-  std::memset(scratch.has_outlier, 0, static_cast<size_t>(num_words * 8));
-  for (int64_t r = first; r < last; ++r) {
-    const int32_t* const list = activations.row_outliers(r);
-    for (int32_t i = 0; i < *list; ++i) scratch.has_outlier[list[1 + i] / 64] |= uint64_t{1} << list[1 + i] % 64;
-  }
-  int32_t count = 0;
-  for (int64_t word = 0; word < num_words; ++word)
-    for (uint64_t bits = scratch.has_outlier[word]; bits; bits &= bits - 1) {
-      const auto entry = static_cast<int32_t>(word * 64 + __builtin_ctzll(bits));
-      scratch.indices[entry] = count;
-      entries[count++] = entry;
-    }
-  *const_cast<int32_t*>(to.num_outliers) = count;
-  std::memset(values, 0, static_cast<size_t>(count * block_rows * 4));
-  for (int64_t r = first; r < last; ++r) {
-    const int32_t* const list = activations.row_outliers(r);
-    for (int32_t i = 0; i < *list; ++i) {
-      const int64_t at = scratch.indices[list[1 + i]] * block_rows + r - first;
-      std::memcpy(values + at, list + 1 + max_row_outliers(activations.padded_inputs) + i, 4);
-    }
-  }
 }
 
 // Chooses the inputs that are outliers in many rows, after all rows have been prepared.
@@ -605,6 +571,11 @@ void Linear::multiply_stripes(const Product& product, const Activations& activat
                         product.out + row * product.out_stride + column, product.out_stride, static_cast<int>(columns),
                         product.add});
     }
+    if (!kernel.add_outliers) continue;
+    blocks[0] = activations.block(first_block);
+    kernel.add_outliers({matrix.stripe(stripe), step == 1 ? 0 : matrix.stripe_bytes(), static_cast<int>(step), nullptr, 0, 0,
+                         matrix.padded_inputs(), blocks, 1, static_cast<int>(product.num_rows), nullptr,
+                         product.out + column, product.out_stride, static_cast<int>(columns), true});
   }
 }
 
@@ -715,7 +686,7 @@ void Linear::run(const Call& call, const Linear* next, int worker) const {
   Ranges tiles(pool, tiling.num_tiles, worker == kAllThreads ? pool.num_threads() : 1);
   const bool has_channels = is_shared && layout.has_channels();
   SharedTasks preparations(divide_up(rows, layout.rows_at_once)), choices(has_channels);
-  SharedTasks merges(layout.is_tiled() ? layout.num_blocks : 0);
+  SharedTasks moves(has_channels ? layout.num_blocks : 0);
   const auto run_range = [&](int64_t range, int its_worker) {
     // Allocation may throw, so it precedes the wait for other threads.
     auto* const scratch = static_cast<uint8_t*>(pool.scratch(its_worker, scratch_bytes));
@@ -726,10 +697,7 @@ void Linear::run(const Call& call, const Linear* next, int worker) const {
     if (is_shared) {
       preparations.run(prepare_rows);
       choices.run([&](int64_t) { choose_channels(call, activations, scratch); });
-      merges.run([&](int64_t block) {
-        if (has_channels) move_to_channels(call, activations, block);
-        else merge_outliers(call, activations, block, scratch);
-      });
+      moves.run([&](int64_t block) { move_to_channels(call, activations, block); });
     } else if (!call.prepared) {
       prepare_rows(0);
       if (layout.has_channels()) activations.channels()->count = 0;

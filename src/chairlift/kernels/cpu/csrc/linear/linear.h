@@ -64,7 +64,6 @@ class Linear {
   Linear(std::vector<std::shared_ptr<const PackedMatrix>> parts, std::vector<float> bias, Prologue prologue, Norm norm,
          std::vector<float> parameters);
   void prepare(const Call& call, const Activations& activations, int64_t first, uint8_t* scratch) const;
-  void merge_outliers(const Call& call, const Activations& activations, int64_t block, uint8_t* scratch) const;
   void choose_channels(const Call& call, const Activations& activations, uint8_t* scratch) const;
   void move_to_channels(const Call& call, const Activations& activations, int64_t block) const;
   void multiply(const Call& call, const Activations& activations, const Tiling& tiling, int64_t tile,

@@ -99,7 +99,8 @@ static void pair_sums(const int32_t* corrections, SumPairs& to) {
 struct StoredProducts {
   const PlaneSums* sums = nullptr;
   const SumPairs* pairs;
-  const float* scale;  // of the rows
+  const ActivationBlock* block;
+  const float* start;  // of the rows
   int stripe, num_rows;
   uint8_t (*outputs)[kTileRowBytes];
 };
@@ -124,7 +125,7 @@ static CHAIRLIFT_INLINE void add_stored(const StoredProducts& stored, const Supe
       minimums = dot_words(minimums, factors[i], iset1(stored.pairs->words[i][m]));
     auto* const y = reinterpret_cast<float*>(stored.outputs[m]);
     const F sum = scale_super<Weights>(total, to_float(minimums), super);
-    store(y, fma(sum, set1(stored.scale[m]), is_first ? zero() : load(y)));
+    store(y, fma(sum, scale_of_start(*stored.block, stored.start + m), is_first ? zero() : load(y)));
   }
 }
 
@@ -177,7 +178,7 @@ static void multiply_super(const StripeTask& task, const SuperWeights& weights, 
       };
       if (num_rows > kTileRows) multiply_planes<true>(x, weights.planes[s], sums[slot], between);
       else multiply_planes<false>(x, weights.planes[s], sums[slot], between);
-      stored = {&sums[slot], &pairs[b % 2], block.scale + super * kSuperGroups * kTiledBlockRows, s, num_rows,
+      stored = {&sums[slot], &pairs[b % 2], &block, block.start + super * kSuperGroups * kTiledBlockRows, s, num_rows,
                 outputs[b].bytes[s]};
     }
   }
@@ -285,7 +286,7 @@ static void multiply_part(const StripeTask& task, const WeightPart& part, int64_
     const ActivationBlock& block = task.blocks[row / kTiledBlockRows];
     const int first = row % kTiledBlockRows;
     for (int s = 0; s < task.num_stripes; ++s) {
-      const float* scale = block.scale + first_tile * kTileGroups * kTiledBlockRows + first;
+      const float* start_of_rows = block.start + first_tile * kTileGroups * kTiledBlockRows + first;
       const float* sum = static_cast<const float*>(block.sum) + first_tile * kTileGroups * kTiledBlockRows + first;
       auto* const output = outputs[row / kTiledBlockRows].bytes[s] + first;
       F y[kTileRows];
@@ -298,8 +299,9 @@ static void multiply_part(const StripeTask& task, const WeightPart& part, int64_
         const GroupScale of_group = {load(part.scales[s][g]), kMinimum ? load(part.minimums[s][g]) : zero()};
 #pragma GCC unroll 16
         for (int m = 0; m < kTileRows; ++m)
-          y[m] = add_scaled<kMinimum>(iload(of_rows[m]), of_group, scale[m], kMinimum ? sum[m] : 0, y[m]);
-        scale += kTiledBlockRows;
+          y[m] = add_scaled<kMinimum>(iadd(iload(of_rows[m]), broadcast4(start_of_rows + m)), of_group, start_of_rows[m],
+                                      set1(kMinimum ? sum[m] : 0), y[m]);
+        start_of_rows += kTiledBlockRows;
         sum += kTiledBlockRows;
       };
       for (int g = 0; g < num_tiles * kTileGroups; g += kTileGroups) {
@@ -316,23 +318,13 @@ static void multiply_part(const StripeTask& task, const WeightPart& part, int64_
 
 // --- kernels --------------------------------------------------------------------------------------------------------
 
-// Adds the products of outliers, and writes the outputs.
-template <WeightFormat kFormat>
+// Writes the outputs.
 static void finish_grouped(const StripeTask& task, const TileSums* outputs) {
-  for (int row = 0; row < task.num_rows; row += kTileRows) {
-    const ActivationBlock& block = task.blocks[row / kTiledBlockRows];
-    const int first = row % kTiledBlockRows;
-    for (int s = 0; s < task.num_stripes; ++s) {
-      const PackedWeights<kFormat> weights(task.stripe + s * task.stripe_bytes, task.stripe_bytes, task.padded_inputs);
-      const auto* const output = outputs[row / kTiledBlockRows].bytes[s] + first;
-      Sums<kTileRows, 1> y;
-#pragma GCC unroll 16
-      for (int m = 0; m < kTileRows; ++m) y.of[0][m] = load(reinterpret_cast<const float*>(output[m]));
-      add_outliers<PackedWeights<kFormat>, kTiledBlockRows>(block, weights, y, first);
-#pragma GCC unroll 16
-      for (int m = 0; m < kTileRows; ++m)
-        if (row + m < task.num_rows) put(task, row + m, s * kStripe, y.of[0][m]);
-    }
+  for (int row = 0; row < task.num_rows; ++row) {
+    const int block = row / kTiledBlockRows, m = row % kTiledBlockRows;
+    const F scale = set1(task.blocks[block].scale[m]);
+    for (int s = 0; s < task.num_stripes; ++s)
+      put(task, row, s * kStripe, mul(load(reinterpret_cast<const float*>(outputs[block].bytes[s][m])), scale));
   }
 }
 
@@ -366,7 +358,7 @@ static void multiply_tiled_grouped(const StripeTask& task) {
   if constexpr (PackedWeights<kFormat>::kHasFactors) multiply_supers<kFormat>(task, ahead, outputs);
   else multiply_parts<kFormat>(task, ahead, outputs);
   Tiles::release();
-  finish_grouped<kFormat>(task, outputs);
+  finish_grouped(task, outputs);
 }
 
 // Whether products of few rows are those of this instruction set: all matrices of a layer divide rows and stripes in the same
@@ -385,6 +377,7 @@ static void set_tiled_kernel(LinearTiles& tiles) {
   if constexpr (is_grouped(kFormat)) {
     ProductKernel& kernel = tiles.of_many_rows[static_cast<int>(kFormat)];
     kernel = {kTiledBlockRows, kTiledStripes, ActivationLayout::byte_tiles, multiply_tiled_grouped<kFormat>};
+    kernel.add_outliers = add_outliers<kFormat, kTiledStripes>;
     kernel.min_rows = PackedWeights<kFormat>::kHasFactors ? kMinManyRows : kMinGroupedRows;
     share_tiles(kernel);
     if constexpr (has_own_vectors<kFormat>()) tiles.products[static_cast<int>(kFormat)] = grouped_kernel<kFormat>();

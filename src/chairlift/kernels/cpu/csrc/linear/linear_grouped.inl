@@ -179,11 +179,20 @@ static void unpack(const uint8_t* stripe, int64_t padded_inputs, uint8_t* unpack
   }
 }
 
-// The sum of a group before its products: minus the sum of the inputs times the center of the codes.
+// The sum of a group before its products: minus the sum of the inputs times the center of the codes, added to the bits of the
+// start unless weights have factors.
 template <typename Weights>
-static inline I start_of_group(int32_t correction) {
-  if (Weights::kCenterBits == 0 || (Weights::kCenterBits == 7 && kWeightOffset == 0)) return izero();
-  return shift_left(iset1(correction), Weights::kCenterBits);
+static inline I start_of_group(const float* start, int32_t correction) {
+  const I bits = Weights::kHasFactors ? izero() : broadcast4(start);
+  if (Weights::kCenterBits == 0 || (Weights::kCenterBits == 7 && kWeightOffset == 0)) return bits;
+  return iadd(bits, shift_left(iset1(correction), Weights::kCenterBits));
+}
+
+// The scale of a group as a part of that of the row: the 2^-k of a start, unless this is the scale.
+static inline F scale_of_start(const ActivationBlock& block, const float* start) {
+  constexpr int32_t kBitsOfStart = 0x4b400000, kBitsOfOne = 0x3f800000;
+  const I bits = broadcast4(start);
+  return floats_of_bits(block.has_powers ? iadd(bits, iset1(kBitsOfOne - kBitsOfStart)) : bits);
 }
 
 // The sums of a super-block of weights with factors.
@@ -192,11 +201,12 @@ struct SuperSums {
   I of[kVectors][kRows];
 };
 
-// Adds the product of a group to an output. acc: the sum of the products of codes; sum: of the inputs, times their scale.
+// Adds the product of a group to an output. acc: the sum of the products of codes, added to the bits of start; sum: of the
+// inputs, times the same power of two.
 template <bool kMinimum>
-static inline F add_scaled(I acc, const GroupScale& of_group, float scale, float sum, F y) {
-  y = fma(mul(to_float(acc), of_group.scale), set1(scale), y);
-  return kMinimum ? fma(of_group.minimum, set1(sum), y) : y;
+static inline F add_scaled(I acc, const GroupScale& of_group, float start, F sum, F y) {
+  y = fma(sub(floats_of_bits(acc), set1(start)), of_group.scale, y);
+  return kMinimum ? fma(of_group.minimum, sum, y) : y;
 }
 
 // The sum of a super-block as a float. minimums: the sum of the factors of minimums times minus the sums of inputs, which is
@@ -254,16 +264,16 @@ static inline void add_group(const ActivationBlock& block, const Weights& weight
                              Totals<kRows, kVectors>& totals) {
   const int64_t group = Weights::kInputs == 16 ? 2 * g + first_quad / 4 : g;
   const int32_t* const correction = corrections<Weights>(block) + group * kBlockRows;
+  const float* const start = block.start + g * kBlockRows;
   I acc[kVectors][kRows];
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m) {
-    const I first = start_of_group<Weights>(correction[m]);
+    const I first = start_of_group<Weights>(start + m, correction[m]);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) acc[v][m] = first;
   }
   const int8_t* const x = static_cast<const int8_t*>(block.values) + g * kGroup * kBlockRows;
   add_quads<Weights, Weights::kInputs / 4>(weights, g, first_quad, x, acc);
-  const float* const scale = block.scale + g * kBlockRows;
   const float* const sum = static_cast<const float*>(block.sum) + g * kBlockRows;
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
@@ -275,8 +285,10 @@ static inline void add_group(const ActivationBlock& block, const Weights& weight
       const GroupScale of_group = weights.scale(v, group);
 #pragma GCC unroll 16
       for (int m = 0; m < kRows; ++m) {
-        const float of_inputs = Weights::kInputs == 16 ? scale[m] * static_cast<float>(-correction[m]) : sum[m];
-        totals.of[v][m] = add_scaled<Weights::kHasMinimum>(acc[v][m], of_group, scale[m], of_inputs, totals.of[v][m]);
+        F of_inputs = set1(sum[m]);
+        if (Weights::kHasMinimum && Weights::kInputs == 16)
+          of_inputs = mul(to_float(iset1(-correction[m])), scale_of_start(block, start + m));
+        totals.of[v][m] = add_scaled<Weights::kHasMinimum>(acc[v][m], of_group, start[m], of_inputs, totals.of[v][m]);
       }
     }
   }
@@ -287,7 +299,7 @@ template <typename Weights, int kRows, int kVectors>
 static inline void add_super(const ActivationBlock& block, const Weights& weights, int64_t super,
                              const SuperSums<kRows, kVectors>& totals, Sums<kRows, kVectors>& y) {
   constexpr int kGroups = kSuperBlock / Weights::kInputs;
-  const float* const scale = block.scale + super * kSuperGroups * kBlockRows;
+  const float* const start = block.start + super * kSuperGroups * kBlockRows;
   const int32_t* const correction = corrections<Weights>(block) + super * kGroups * kBlockRows;
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
@@ -303,28 +315,8 @@ static inline void add_super(const ActivationBlock& block, const Weights& weight
     const GroupScale of_super = weights.super_scale(v, super);
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m)
-      y.of[v][m] = fma(scale_super<Weights>(totals.of[v][m], minimums[m], of_super), set1(scale[m]), y.of[v][m]);
-  }
-}
-
-// Adds the products of outliers. The value of a row without an outlier at this input is 0, which changes no sum if the
-// weights are finite. first: the first row of a block of kBlock rows.
-template <typename Weights, int kBlock = kBlockRows, int kRows, int kVectors>
-static inline void add_outliers(const ActivationBlock& block, const Weights& weights, Sums<kRows, kVectors>& y,
-                                int first = 0) {
-  constexpr auto kCenter = static_cast<float>(Weights::kCenterBits ? 1 << Weights::kCenterBits : 0);
-  const float* values = static_cast<const float*>(block.outlier_values) + first;
-  for (int32_t i = 0; i < *block.num_outliers; ++i, values += kBlock) {
-    const auto input = static_cast<uint32_t>(block.outliers[i]);
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const GroupScale found = weights.scale(v, input / Weights::kInputs);
-      const I quad = weights.codes(v, input / kGroup, static_cast<int>(input % kGroup / 4));
-      const F codes = sub(to_float(bits_at(quad, static_cast<int>(input % 4 * 8), 255)), set1(kCenter));
-      const F weight = Weights::kHasMinimum ? fma(codes, found.scale, found.minimum) : mul(codes, found.scale);
-#pragma GCC unroll 16
-      for (int m = 0; m < kRows; ++m) y.of[v][m] = fma(weight, set1(values[m]), y.of[v][m]);
-    }
+      y.of[v][m] = fma(scale_super<Weights>(totals.of[v][m], minimums[m], of_super), scale_of_start(block, start + m),
+                       y.of[v][m]);
   }
 }
 
@@ -353,7 +345,8 @@ static void multiply_grouped_rows(const StripeTask& task) {
   } else {
     add_groups(0, task.padded_inputs / kGroup, y);
   }
-  add_outliers(task.block(), weights, y);
+  for (int v = 0; v < kVectors; ++v)
+    for (int m = 0; m < kRows; ++m) y.of[v][m] = mul(y.of[v][m], set1(task.block().scale[m]));
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v)
 #pragma GCC unroll 16
@@ -371,9 +364,57 @@ static void multiply_grouped(const StripeTask& task) {
   multiply_grouped_rows<PackedWeights<kFormat>, kRows>(task);
 }
 
+// The weights of an input for some outputs.
+template <WeightFormat kFormat, int kVectors>
+static inline void decode_input(const PackedWeights<kFormat>& weights, uint32_t input, float* decoded) {
+  using Weights = PackedWeights<kFormat>;
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+    const GroupScale found = weights.scale(v, input / Weights::kInputs);
+    const I quad = weights.codes(v, input / kGroup, static_cast<int>(input % kGroup / 4));
+    const F codes = sub(to_float(bits_at(quad, static_cast<int>(input % 4 * 8), 255)),
+                        set1(static_cast<float>(group_format(kFormat).center())));
+    store(decoded + v * kLanes,
+          Weights::kHasMinimum ? fma(codes, found.scale, found.minimum) : mul(codes, found.scale));
+  }
+}
+
+// Adds the products of the outliers of all rows of a task to its outputs. Most rows have outliers at the same inputs, so their
+// decoded weights are kept.
+template <WeightFormat kFormat, int kStripes>
+static void add_outliers(const StripeTask& task) {
+  if constexpr (kStripes > 1)
+    if (task.num_stripes == 1) return add_outliers<kFormat, 1>(task);
+  constexpr int kVectors = kStripes * kStripeVectors, kDecoded = 64;
+  const PackedWeights<kFormat> weights(task.stripe, task.stripe_bytes, task.padded_inputs);
+  alignas(64) float decoded[kDecoded][kVectors * kLanes];
+  int32_t inputs[kDecoded];
+  for (int32_t& input : inputs) input = -1;
+  const int32_t* list = task.block().outlier_lists;
+  for (int row = 0; row < task.num_rows; ++row, list += outlier_list_ints(task.padded_inputs)) {
+    const StoredOutliers outliers(list, task.padded_inputs);
+    if (outliers.count == 0) continue;
+    float* const out = task.out + row * task.out_stride;
+    F y[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) y[v] = load_columns(task, out, v);
+    for (int32_t i = 0; i < outliers.count; ++i) {
+      const int32_t input = outliers.entries[i], place = input % kDecoded;
+      if (inputs[place] != input) decode_input<kFormat, kVectors>(weights, static_cast<uint32_t>(input), decoded[place]);
+      inputs[place] = input;
+      const F value = floats_of_bits(broadcast4(outliers.values + i));
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) y[v] = fma(load(decoded[place] + v * kLanes), value, y[v]);
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) store_columns(task, out, v, y[v]);
+  }
+}
+
 template <WeightFormat kFormat>
 static constexpr ProductKernel grouped_kernel() {
   ProductKernel kernel = {kBlockRows, kTileStripes, ActivationLayout::bytes, multiply_grouped<kFormat>};
+  kernel.add_outliers = add_outliers<kFormat, kTileStripes>;
   constexpr GroupFormat f = group_format(kFormat);
   if constexpr (f.scales != ScaleKind::direct || f.high_bits != 0 || has_table(kFormat)) {
     kernel.min_unpacked_blocks = 5;  // measured: even at 16 rows, faster at 64 (docs/experiments.md)

@@ -136,25 +136,6 @@ static void multiply_by_gates(GateActivation activation, const float* gate, int6
 // The number of groups of one row that are processed together: one per lane of a vector.
 constexpr int kManyGroups = kLanes;
 
-// Lane g of the result is the reduction with `op` of `of` over the vectors of group g; 0 from `count` on.
-template <typename Of, typename Op>
-static inline F reduce_groups(const float* y, int count, Of of, Op op) {
-  F folded[kManyGroups];
-  for (int g = count; g < kManyGroups; ++g) folded[g] = zero();
-  for (int g = 0; g < count; ++g, y += kGroup) {
-    folded[g] = of(g, load(y));
-#pragma GCC unroll 16
-    for (int i = kLanes; i < kGroup; i += kLanes) folded[g] = op(folded[g], of(g, load(y + i)));
-  }
-  return reduce_each(folded, op);
-}
-
-struct Measured {
-  alignas(64) float limit[kManyGroups];    // the magnitude above which an input is an outlier
-  alignas(64) float inverse[kManyGroups];  // 1 / scale
-  alignas(64) float scale[kManyGroups];
-};
-
 // Replaces the values of the groups of each super-block by their reduction with `op`, times factor(number of groups).
 template <typename Op, typename Factor>
 static inline void share_in_supers(float* values, int count, Op op, Factor factor) {
@@ -168,25 +149,62 @@ static inline void share_in_supers(float* values, int count, Op op, Factor facto
   }
 }
 
-// has_supers: whether the groups of a super-block share their scale.
-static inline void measure(const float* y, int count, float outlier, bool has_supers, Measured& found) {
-  const F sums = reduce_groups(y, count, [](int, F x) { return abs(x); }, [](F a, F b) { return add(a, b); });
-  store(found.limit, mul(sums, set1(outlier / kGroup)));
-  if (has_supers)
-    share_in_supers(found.limit, count, [](float a, float b) { return a + b; },
-                    [](int groups) { return 1 / static_cast<float>(groups); });
-  const auto inlier = [&](int g, F x) {
-    const F size = abs(x);
-    return select(less(set1(found.limit[g]), size), zero(), size);
-  };
-  F top = reduce_groups(y, count, inlier, [](F a, F b) { return max(a, b); });
-  if (has_supers) {
-    store(found.scale, top);
-    share_in_supers(found.scale, count, [](float a, float b) { return a > b ? a : b; }, [](int) { return 1.0f; });
-    top = load(found.scale);
+// Finds for `count` groups the largest magnitude, and the largest one that is not above `outlier` times the mean of the group.
+// has_supers: whether the groups of a super-block share both the mean and the latter.
+static inline void measure(const float* y, int count, float outlier, bool has_supers, float* most, float* top) {
+  F sums[kManyGroups], largest[kManyGroups];
+  for (int g = count; g < kManyGroups; ++g) sums[g] = largest[g] = zero();
+  for (int g = 0; g < count; ++g) {
+    sums[g] = largest[g] = abs(load(y + g * kGroup));
+#pragma GCC unroll 16
+    for (int i = kLanes; i < kGroup; i += kLanes) {
+      const F size = abs(load(y + g * kGroup + i));
+      sums[g] = add(sums[g], size);
+      largest[g] = max(largest[g], size);
+    }
   }
-  store(found.inverse, select(less(set1(1e-30f), top), div(set1(127.0f), top), zero()));
-  store(found.scale, mul(top, set1(1.0f / 127.0f)));
+  alignas(64) float limit[kManyGroups];
+  store(limit, mul(reduce_each(sums, [](F a, F b) { return add(a, b); }), set1(outlier / kGroup)));
+  if (has_supers)
+    share_in_supers(limit, count, [](float a, float b) { return a + b; },
+                    [](int groups) { return 1 / static_cast<float>(groups); });
+  store(most, reduce_each(largest, [](F a, F b) { return max(a, b); }));
+  store(top, load(most));
+  for (unsigned bits = mask_bits(less(load(limit), load(most))); bits; bits &= bits - 1) {
+    const int g = __builtin_ctz(bits);
+    F inliers = zero();
+#pragma GCC unroll 16
+    for (int i = 0; i < kGroup; i += kLanes) {
+      const F size = abs(load(y + g * kGroup + i));
+      inliers = max(inliers, select(less(set1(limit[g]), size), zero(), size));
+    }
+    top[g] = reduce_max(inliers);
+  }
+  if (has_supers)
+    share_in_supers(top, count, [](float a, float b) { return a > b ? a : b; }, [](int) { return 1.0f; });
+}
+
+// The scales of groups.
+struct GroupSteps {
+  alignas(64) float inverse[kManyGroups];  // 1 / scale
+  alignas(64) float start[kManyGroups];
+  alignas(64) float limit[kManyGroups];  // 127 times the scale: magnitudes above it are outliers
+  F part;                                // of the scale of the row: 2^-k unless has_powers is false
+};
+
+// top: the largest magnitudes of groups that count; most: that of the row, and more than 0; inverse: 1 / the scale of the row.
+static inline GroupSteps steps_of_groups(const float* top, float most, float inverse, bool has_powers) {
+  constexpr float kLeast = 0x1p-24f;
+  constexpr int32_t kExponent = 0x7f800000;
+  GroupSteps found;
+  const F ratio = div(set1(most), max(load(top), set1(most * kLeast)));
+  store(found.start, ratio);
+  const F inverse_part = has_powers ? floats_of_bits(iand(iload(found.start), iset1(kExponent))) : ratio;
+  found.part = div(set1(1.0f), inverse_part);
+  store(found.inverse, mul(inverse_part, set1(inverse)));
+  store(found.start, has_powers ? mul(found.part, set1(kIntegerStart)) : found.part);
+  store(found.limit, mul(found.part, set1(most)));
+  return found;
 }
 
 static inline void note_outliers(const float* y, int64_t k, unsigned bits, OutlierList& outliers) {
@@ -202,19 +220,22 @@ struct HalfSums {
 };
 
 // Rounds the inputs of one group, from k on, to multiples of its scale. Returns the sums of its halves, lane by lane.
+template <bool kHasOutliers>
 static inline HalfSums round_group(const float* y, int64_t k, F limit, F inverse, int8_t* steps,
                                    const RowTarget& target) {
   HalfSums sums = {{izero(), izero()}};
 #pragma GCC unroll 16
   for (int i = 0; i < kGroup; i += kLanes) {
-    const F values = load(y + k + i);
-    const M is_outlier = less(limit, abs(values));
-    const I rounded = to_int(mul(select(is_outlier, zero(), values), inverse));
+    F values = load(y + k + i);
+    if constexpr (kHasOutliers) {
+      const M is_outlier = less(limit, abs(values));
+      values = select(is_outlier, zero(), values);
+      note_outliers(y, k + i, mask_bits(is_outlier), *target.outliers);
+    }
+    const I rounded = to_int(mul(values, inverse));
     I& sum = sums.of[i * 2 / kGroup];
     sum = iadd(sum, rounded);
     store_s8(steps + k + i, rounded);
-    const unsigned bits = mask_bits(is_outlier);
-    if (__builtin_expect(bits != 0, 0)) note_outliers(y, k + i, bits, *target.outliers);
   }
   return sums;
 }
@@ -224,32 +245,47 @@ static inline F negative_sums(const F (&sums)[kManyGroups]) {
   return neg(reduce_each(sums, [](F a, F b) { return add(a, b); }));
 }
 
-// Quantizes each group, or super-block, symmetrically to -127..127. Its scale is its largest magnitude without outliers / 127,
-// and 0 if all values are zero.
+// Quantizes each group, or super-block, symmetrically to -127..127. The scale of the row is its largest magnitude without
+// those far above the mean of their group / 127, and 0 if all of these are zero. Values that the scale of their group does not
+// reach are outliers.
 static void quantize_groups(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target) {
-  Measured found;
+  const int64_t num_groups = padded_inputs / kGroup;
+  float *const largest = target.magnitudes, *const tops = largest + (num_groups + kManyGroups - 1) / kManyGroups * kManyGroups;
+  const auto each_part = [&](auto op) {  // op(first group, number of groups)
+    for (int64_t first = 0; first < num_groups; first += kManyGroups)
+      op(first, static_cast<int>(num_groups - first < kManyGroups ? num_groups - first : kManyGroups));
+  };
+  F top_of_lanes = zero();
+  each_part([&](int64_t first, int count) {
+    measure(y + first * kGroup, count, target.outlier, target.has_supers, largest + first, tops + first);
+    top_of_lanes = max(top_of_lanes, load(tops + first));
+  });
+  constexpr float kLeast = 1e-30f;
+  const float most = reduce_max(top_of_lanes), inverse = most > kLeast ? 127.0f / most : 0;
+  target.scale[target.row] = most * (1.0f / 127.0f);
   alignas(64) float totals[kManyGroups];
   alignas(64) int32_t corrections[kManyGroups], halves[kManyGroups];
   auto* const sum = static_cast<float*>(target.sum);
   int64_t at = target.row;
-  for (int64_t first = 0; first < padded_inputs; first += kManyGroups * kGroup) {
-    const int64_t left = (padded_inputs - first) / kGroup;
-    const int count = static_cast<int>(left < kManyGroups ? left : kManyGroups);
-    measure(y + first, count, target.outlier, target.has_supers, found);
+  each_part([&](int64_t first, int count) {
+    const GroupSteps found = steps_of_groups(tops + first, most > kLeast ? most : kLeast, inverse, target.has_powers);
     F sums[kManyGroups], first_halves[kManyGroups];
     for (int g = count; g < kManyGroups; ++g) sums[g] = first_halves[g] = zero();
     for (int g = 0; g < count; ++g) {
-      const HalfSums rounded =
-          round_group(y, first + g * kGroup, set1(found.limit[g]), set1(found.inverse[g]), steps, target);
+      const int64_t k = (first + g) * kGroup;
+      const F limit = set1(found.limit[g]), inverse_scale = set1(found.inverse[g]);
+      const HalfSums rounded = found.limit[g] < largest[first + g]
+                                   ? round_group<true>(y, k, limit, inverse_scale, steps, target)
+                                   : round_group<false>(y, k, limit, inverse_scale, steps, target);
       sums[g] = to_float(iadd(rounded.of[0], rounded.of[1]));
       first_halves[g] = to_float(rounded.of[0]);
     }
     const F negative = negative_sums(sums);
-    store(totals, mul(neg(negative), load(found.scale)));
+    store(totals, mul(neg(negative), found.part));
     istore(corrections, to_int(negative));
     if (target.half_correction) istore(halves, to_int(negative_sums(first_halves)));
     for (int g = 0; g < count; ++g, at += target.block_rows) {
-      target.scale[at] = found.scale[g];
+      target.start[at] = found.start[g];
       target.correction[at] = corrections[g];
       sum[at] = totals[g];
       if (!target.half_correction) continue;
@@ -257,7 +293,7 @@ static void quantize_groups(const float* y, int64_t padded_inputs, int8_t* steps
       half[0] = halves[g];
       half[target.block_rows] = corrections[g] - halves[g];
     }
-  }
+  });
 }
 
 // Calls op(k, load(y + k)) for each vector of a row, in ascending order.

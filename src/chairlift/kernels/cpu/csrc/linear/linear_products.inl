@@ -207,16 +207,21 @@ static inline void copy_floats(const float* y, int64_t count, void* out) {
   __builtin_memcpy(out, y, static_cast<size_t>(count) * 4);
 }
 
+// Loads and stores vector v of a row of outputs, of which the last may have fewer columns, or none.
+static inline F load_columns(const StripeTask& task, const float* row, int v) {
+  const int column = v * kLanes, left = task.num_columns - column;
+  return left >= kLanes ? load(row + column) : left > 0 ? load_n(row + column, left) : zero();
+}
+static inline void store_columns(const StripeTask& task, float* row, int v, F y) {
+  const int column = v * kLanes, left = task.num_columns - column;
+  if (left >= kLanes) store(row + column, y);
+  else if (left > 0) store_n(row + column, y, left);
+}
+
 static inline void put(const StripeTask& task, int row, int column, F y) {
-  const int count = task.num_columns - column < kLanes ? task.num_columns - column : kLanes;
-  if (count <= 0) return;
-  float* out = task.out + row * task.out_stride + column;
+  float* const out = task.out + row * task.out_stride;
   if (task.bias) y = add(y, load(task.bias + column));
-  if (count == kLanes) {
-    store(out, task.add ? add(load(out), y) : y);
-  } else {
-    store_n(out, task.add ? add(load_n(out, count), y) : y, count);
-  }
+  store_columns(task, out, column / kLanes, task.add ? add(load_columns(task, out, column / kLanes), y) : y);
 }
 
 template <WeightFormat kFormat, int kRows, int kVectors>

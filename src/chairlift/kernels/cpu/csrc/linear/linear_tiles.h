@@ -23,9 +23,12 @@ namespace chairlift {
 // each group [16] f32 scales and, in formats with minimums, [16] f32 minimums. With tiles, scales that are factors are int32,
 // and for each 256 inputs the f32 super-scales follow.
 
-// Activations of eight bits have one scale for each group of 32 inputs if the weights have scales of groups too, or for each
-// 256 inputs if these are factors in any matrix of the layer and the instruction set has tiles. With int8 weights they have
-// one scale for each row. So one sum of integers runs over all inputs of a scale.
+// Activations of eight bits have one scale for each row. If the weights have scales of groups too, the activations of a group
+// of 32 inputs have a 2^k-th of it, the smallest that fits them. A group has no product with this 2^-k: its integers are added to
+// the bits of the float 3 * 2^(22 - k), whose last bit is 2^-k.
+//
+// If the scales of weights are factors in any matrix of the layer and the instruction set has tiles, the activations of 256 inputs
+// have the same scale, so one sum of integers runs over all of them; if they are in every matrix, it needs no power of two.
 constexpr bool has_row_scale(WeightFormat format) { return format == WeightFormat::int8; }
 
 // The layout of the activations of a block of rows; the number of rows is a constant of layout and instruction set.
@@ -36,16 +39,16 @@ constexpr bool has_row_scale(WeightFormat format) { return format == WeightForma
 //   bf16_pairs   values [inputs / 2][block rows][2] bf16
 //   bf16_tiles   values [inputs / 32][block rows][32] bf16
 //
-// Bytes have scales. With grouped weights there are, for each group of 32, [groups][block rows] of scale (f32, which
-// groups may share), correction (int32: minus the sum of the values) and sum (f32: scale times the sum of the values); and if
-// weights have groups of 16, [groups of 16][block rows] of the same correction. With int8 there are [block rows] of scale,
-// correction (minus the sum of the values times the 128 of the weights) and outlier correction (int32, in `sum`).
+// Bytes have [block rows] of scale (f32). With grouped weights there are, for each group of 32, [groups][block rows] of start
+// (f32: 3 * 2^(22 - k), as above, or where every matrix has factors its scale, as a part of the row's), correction (int32: minus
+// the sum of the values) and sum (f32: the sum of the values times 2^-k); and if weights have groups of 16, [groups of 16][block
+// rows] of the same correction. With int8 there are [block rows] of correction (minus the sum of the values times the 128 of the
+// weights) and outlier correction (int32, in `sum`).
 //
 // Outliers are inputs of several times the mean magnitude of the inputs of their scale, which would leave too few of the eight
 // bits for the other inputs. Each row has a list of them (see OutlierList):
 //
-//   grouped   entries are inputs, values are f32; `values` has zeros there. The lists of a block are merged: its entries are
-//             those with an outlier in any row, in ascending order, values [entries][block rows] f32
+//   grouped   entries are inputs, values are f32; `values` has zeros there
 //   int8      entries are quads of four inputs, values [4] int8. Activation / scale is an integer of up to 15 bits, of
 //             which these are the multiples of 128, and `values` has the rest
 //
@@ -65,14 +68,18 @@ constexpr bool has_lines(ActivationLayout layout) {
 struct ActivationBlock {
   const void* values;
   const float* scale;
+  const float* start;  // of groups
+  bool has_powers;     // whether these are floats whose last bit is a power of two
   const int32_t* correction;
   const void* sum;
   const int32_t* half_correction;  // of groups of 16; null if no weights have them
-  const int32_t* num_outliers;
-  const int32_t* outliers;  // the index of each entry
-  const void* outlier_values;
   const int32_t* outlier_lists;  // of the rows, outlier_list_ints apart
+  const int32_t* num_outliers;  // of all blocks, if some inputs are no part of the lists
+  const int32_t* outliers;  // these inputs
+  const void* outlier_values;
 };
+// The float whose last bit is 1, and which has the same last bit after the addition of an integer of up to 22 bits.
+constexpr float kIntegerStart = 0x1.8p23f;
 // Fewer than n / kMinOutlier of n values can exceed kMinOutlier times their mean.
 constexpr int kMinOutlier = 3;
 // The largest activation / scale of int8: 127 * 128 plus a rest that rounds down.
@@ -160,12 +167,15 @@ struct OutlierList {
 // The destination of the scales of a row of integers: the arrays of its block, its index and its outliers.
 struct RowTarget {
   float* scale;
+  float* start;
   int32_t* correction;
   void* sum;
   int32_t* half_correction;
+  float* magnitudes;  // memory for two numbers of each group of a row, or of as many more as fill a vector
   int row, block_rows;
   float outlier;  // the threshold of outliers, in multiples of the mean magnitude of the inputs that share their scale
   bool has_supers;  // whether the groups of a super-block share a scale
+  bool has_powers;  // whether scales of groups are powers of two times the scale of the row
   OutlierList* outliers;
   const float* next;  // a row to be prefetched
 };
@@ -185,6 +195,8 @@ struct ProductKernel {
   int min_unpacked_blocks = 0;
   void (*unpack)(const uint8_t* stripe, int64_t padded_inputs, uint8_t* unpacked) = nullptr;
   void (*multiply_unpacked)(const StripeTask& task) = nullptr;
+  // Adds the products of outliers to all rows and stripes of a tile, after `multiply`; null where that does it.
+  void (*add_outliers)(const StripeTask& task) = nullptr;
   // The blocks of rows of a task, at most: kMaxBlocks or fewer, which share the weights in the caches.
   int max_blocks = 1;
   // The rows of a call from which a kernel of `of_many_rows` is used.

@@ -164,6 +164,7 @@ static inline I bits_at(I x, int shift, int32_t mask) {
   return _mm256_and_si256(_mm256_srl_epi32(x, _mm_cvtsi32_si128(shift)), _mm256_set1_epi32(mask));
 }
 static inline F to_float(I x) { return _mm256_cvtepi32_ps(x); }
+static inline F floats_of_bits(I x) { return _mm256_castsi256_ps(x); }
 static inline I to_int(F x) { return _mm256_cvtps_epi32(x); }
 static inline int32_t ireduce_add(I x) {
   const __m128i a = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));

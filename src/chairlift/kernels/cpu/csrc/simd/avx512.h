@@ -158,6 +158,7 @@ static inline I bits_at(I x, int shift, int32_t mask) {
   return _mm512_and_si512(_mm512_srl_epi32(x, _mm_cvtsi32_si128(shift)), _mm512_set1_epi32(mask));
 }
 static inline F to_float(I x) { return _mm512_cvtepi32_ps(x); }
+static inline F floats_of_bits(I x) { return _mm512_castsi512_ps(x); }
 static inline I to_int(F x) { return _mm512_cvtps_epi32(x); }
 static inline int32_t ireduce_add(I x) { return _mm512_reduce_add_epi32(x); }
 static inline void store_s8(int8_t* p, I x) {

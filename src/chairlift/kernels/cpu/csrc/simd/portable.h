@@ -316,6 +316,9 @@ static inline I bits_at(I x, int shift, int32_t mask) {
 static inline F to_float(I x) {
   return parts<F>([&](int i) { return __builtin_convertvector(x.v[i], FloatPart); });
 }
+static inline F floats_of_bits(I x) {
+  return parts<F>([&](int i) { return floats_of(bits_of(x.v[i])); });
+}
 // Rounds to nearest, ties to even; the value must fit.
 static inline I to_int(F x) {
   return parts<I>([&](int i) { return __builtin_convertvector(round_part(x.v[i]), IntPart); });

@@ -124,7 +124,8 @@ struct Operand {
 };
 
 // The product in double. Integer formats may be off by half a step of each input's eight bits, where a step is the
-// largest magnitude of the inputs of its scale over 127. Products of bfloat16 round inputs to it. The rest is float rounding.
+// largest magnitude of the inputs of its scale over 127, or up to twice of that in groups, whose scales are powers of two times
+// that of the row. Products of bfloat16 round inputs to it. The rest is float rounding.
 Expected product(const Case& c, const Operand& inputs, const Operand& weights) {
   const double size = static_cast<double>(inputs_of_scale(c));
   const auto groups = static_cast<int64_t>(weights.sums.size());
@@ -132,7 +133,7 @@ Expected product(const Case& c, const Operand& inputs, const Operand& weights) {
   const double magnitudes = 3 * size * dot(weights.largest.data(), inputs.largest.data(), groups);
   const bool rounds_to_bf16 = is_bf16(isa().linear.products[static_cast<int>(c.format)].layout);
   return {dot(inputs.values.data(), weights.values.data(), c.inputs),
-          (is_integer(c.format) ? 1.01 * rounding : rounds_to_bf16 ? rounding : 0) + 4e-6 * magnitudes + 1e-6};
+          (is_integer(c.format) ? (is_grouped(c.format) ? 2.02 : 1.01) * rounding : rounds_to_bf16 ? rounding : 0) + 4e-6 * magnitudes + 1e-6};
 }
 
 std::vector<float> run(const Linear& linear, const Case& c, const std::vector<float>& x,
