@@ -137,8 +137,9 @@ struct ResidualArgs {
 // The function of the logits of gates.
 enum class GateActivation { sigmoid, softplus };
 
-// The outliers of a row in memory are their number, the entries and the values, with space for the largest possible number.
-constexpr int64_t max_row_outliers(int64_t padded_inputs) { return padded_inputs / kMinOutlier; }
+// The outliers of a row in memory are their number, the entries and the values, with space for the largest possible number and
+// the vector that is stored last.
+constexpr int64_t max_row_outliers(int64_t padded_inputs) { return padded_inputs / kMinOutlier + 8; }
 constexpr int64_t outlier_list_ints(int64_t padded_inputs) { return 1 + 2 * max_row_outliers(padded_inputs); }
 
 struct StoredOutliers {
