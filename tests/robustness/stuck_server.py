@@ -16,16 +16,14 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from chairlift.engine.process import engine_child
+sys.path.insert(0, str(Path(__file__).parents[1]))  # a script has only its own folder there
 
-engine_child.ENGINE_COMMAND = (  # type: ignore[misc]
-    sys.executable,
-    str(Path(__file__).parents[1] / "support" / "fake_engine_process.py"),
-)
+from support.chairlift_with_fake_engine import main
 
-from chairlift.cli.main import main  # noqa: E402 - the engine's command is read when this is imported
-from chairlift.server import application as server_app  # noqa: E402
-from chairlift.server import draining_server  # noqa: E402
+# isort: split
+# Other modules read the engine's command when they are imported.
+from chairlift.server import application as server_app
+from chairlift.server import draining_server
 
 draining_server.STOP_SECONDS = draining_server.WATCHDOG_SECONDS = 1  # type: ignore[misc]
 

@@ -14,7 +14,7 @@ import pytest
 
 from chairlift.events import read_events
 from support.plain_http import NO_TLS
-from support.served import Served, serve
+from support.served import FAKE_COMMAND, Served, serve
 from support.tiny_engine import tiny_options
 from support.waiting import AMPLE_SECONDS, wait_for
 
@@ -70,8 +70,8 @@ def check_torn_event_log(log: Path) -> None:
 
 
 def test_server_continues_after_running_out_of_descriptors(tmp_path: Path) -> None:
-    options = tiny_options(tmp_path, **SMALL)
-    with serve(options, preexec_fn=limited(resource.RLIMIT_NOFILE, DESCRIPTORS)) as served:
+    options = tiny_options(tmp_path, max_num_seqs=8, **SMALL)
+    with serve(options, FAKE_COMMAND, preexec_fn=limited(resource.RLIMIT_NOFILE, DESCRIPTORS)) as served:
         port = int(served.url.rsplit(":", 1)[1])
         body = {"prompt": [3], "max_tokens": 100, "ignore_eos": True, "stream": True}
         with contextlib.ExitStack() as crowd:

@@ -22,7 +22,7 @@ import pytest
 
 from chairlift.server.access.keys import key_record, new_secret, to_toml
 from support.plain_http import NO_TLS
-from support.served import COMMAND, Served, serve
+from support.served import FAKE_COMMAND, Served, serve
 from support.waiting import AMPLE_SECONDS, wait_for
 
 OPTIONS = {"skip_tokenizer_init": True, "num_kv_blocks": 60, "num_threads": 1}
@@ -91,9 +91,9 @@ def test_log_files_are_reopened_and_keys_are_read_again(tiny_model_dir: Callable
 
 def test_a_server_continues_with_a_closed_terminal(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
     controller, terminal = pty.openpty()
-    options = ["--skip-tokenizer-init", "--num-kv-blocks", "60", "--num-threads", "1"]
+    options = ["--skip-tokenizer-init", "--num-kv-blocks", "60", "--max-num-seqs", "8"]
     process = subprocess.Popen(
-        [*COMMAND, str(tiny_model_dir("llama")), *options],
+        [*FAKE_COMMAND, str(tiny_model_dir("llama")), *options],
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,

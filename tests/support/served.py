@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import httpx
 import psutil
@@ -18,7 +19,9 @@ import psutil
 from support.plain_http import NO_TLS
 from support.waiting import AMPLE_SECONDS
 
-COMMAND = [sys.executable, "-m", "chairlift", "serve", "--port", "0"]
+COMMAND: Final = (sys.executable, "-m", "chairlift", "serve", "--port", "0")
+FAKE_COMMAND: Final = (sys.executable, str(Path(__file__).with_name("chairlift_with_fake_engine.py")), *COMMAND[3:])
+"""A server with a fake engine, whose process does not import torch."""
 
 
 @dataclass(slots=True)
@@ -66,12 +69,12 @@ def as_options(options: Mapping[str, Any]) -> list[str]:
 
 
 @contextlib.contextmanager
-def serve(options: Mapping[str, Any], **popen: Any) -> Iterator[Served]:
+def serve(options: Mapping[str, Any], command: Sequence[str] = COMMAND, **popen: Any) -> Iterator[Served]:
     """Run a server with these options, including `model` or `models`, and end it with SIGTERM."""
     options = dict(options)
     model = [options.pop("model")] if "model" in options else []
-    command = [*COMMAND, *model, *as_options(options)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **popen)
+    words = [*command, *model, *as_options(options)]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, **popen)
     served = Served("", process)
     try:
         served.url = _wait_until_ready(served)
