@@ -84,7 +84,7 @@ def test_the_pool_has_what_weights_and_activations_leave() -> None:
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_a_plan_counts_the_swap_space_which_is_host_memory(device: str) -> None:
-    options: dict[str, Any] = {"memory_bytes": 64 * GIB, "max_num_seqs": 512, "device": device, "kernels": "torch"}
+    options: dict[str, Any] = {"memory_bytes": 64 * GIB, "max_num_seqs": 64, "device": device, "kernels": "torch"}
     plan = opt_plan(**options)
     swapping = opt_plan(**options, preemption_mode="swap", swap_space=2)
     block_bytes = plan.memory.pool.block_bytes
