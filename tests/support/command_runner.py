@@ -7,6 +7,7 @@ import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -81,6 +82,7 @@ def arguments_of(*names: str) -> list[Any]:
     return [] if command.default_command is None else list(command.assemble_argument_collection())
 
 
+@cache
 def options_of(*names: str) -> set[str]:
     """The options of a command, as on the command line."""
     return {name for argument in arguments_of(*names) for name in (*argument.names, *argument.negatives)}
