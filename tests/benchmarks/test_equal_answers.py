@@ -1,20 +1,10 @@
-"""benchmarks/equal_answers.py: its calls, what it replaces, and that a server gives the same answers twice."""
+"""benchmarks/equal_answers.py: its calls and what it replaces. `test_comparisons_of_servers.py` runs it."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
-from contextlib import nullcontext
-from pathlib import Path
 
-import pytest
 from benchmarks.equal_answers import Comparison, RandomCall, make_calls, normalized
-from benchmarks.server_process import server_process
-
-from benchmarks import equal_answers
-from server.api_model import with_api_tokenizer
-from support.byte_tokenizer import VOCAB_SIZE
 
 CALL = RandomCall("/v1/completions", {"prompt": "x"}, frozenset({"text"}))
 KINDS = {"list of prompts", "n > 1", "beams", "stream", "truncated", "logprobs", "prompt_logprobs", "stop_token_ids"}
@@ -65,21 +55,3 @@ def test_differences_are_counted_by_kind() -> None:
     comparison.add(CALL, b"200 one", b"200 other")
     assert comparison.figures()["kinds"] == {"all": [2, 1], "text": [2, 1]}
     assert comparison.figures()["differences"][0]["answers"] == ["200 one", "200 other"]
-
-
-def test_a_server_gives_the_same_answers_twice(
-    tiny_model_dir: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1 << 10)
-    model = str(with_api_tokenizer(tiny, tmp_path))
-    monkeypatch.setattr(sys, "argv", ["equal_answers", "--before-python", sys.executable, "--calls", "12"])
-    with server_process(model, "--num-kv-blocks", "500", "--num-threads", "1", "--seed", "0") as server:
-        monkeypatch.setattr(equal_answers, "server_process", lambda *_options, python: nullcontext(server))
-        assert equal_answers.main() == 0
-    record = json.loads(capsys.readouterr().out.splitlines()[-1])["equal_answers"]
-    assert (record["calls"], record["different"], record["differences"]) == (12, 0, [])
-    assert sum(record["statuses"].values()) == 12
-    assert record["statuses"]["200"] >= 8
