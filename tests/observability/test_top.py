@@ -179,8 +179,8 @@ def test_top_shows_a_real_server(busy_server: RunningServer) -> None:
             caller.start()
         wait_for(lambda: busy_server.llm.num_unfinished == 2)
         gate.allow(5)
-        wait_for(lambda: "output tokens/s" in shown(view, 160))  # The second one waits in these steps.
-        wait_for(lambda: "seats: the only seat is taken" in shown(view, 160))
+        wait_for(lambda: "output tokens/s" in shown(view, 200))  # The second one waits in these steps.
+        wait_for(lambda: "seats: the only seat is taken" in shown(view, 200))
         for name in ("cmpl-first", "cmpl-second"):  # the ids in the responses, without the number of a sequence
             assert [line[: len(name) + 1] for line in source.explain(name) if line.startswith("cmpl")] == [f"{name}~"]
     for caller in callers:
