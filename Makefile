@@ -143,7 +143,7 @@ load-test: venv ## Put a server under guidellm's load: 8 streams, 64 requests.
 # Other tests name their kernels, or do not depend on the kernels that were built. Of some files, these are a choice of
 # those that compute or plan.
 CLI_TESTS := serve_imports_no_laboratory_or_slow_library_and_ends_on_sigterm generate_prints_the_answers_in_order \
-  bench_throughput_prints_a_table_or_one_json_line errors_end_with_a_message_and_status_2
+  bench_throughput_prints_a_table_or_one_json_line
 PLAN_TESTS := the_command_starts_what_was_planned torch_kernels_need_more_memory_than_a_quantized_file \
   a_calibrated_device_predicts_the_speed the_default_memory_is_that_of_serve
 LLM_TESTS := the_capital_of_france chat_uses_the_template_and_stops_by_itself a_seed_gives_the_same_answer_in_any_batch \
