@@ -204,6 +204,31 @@ def test_outliers_do_not_reduce_the_precision_of_other_inputs(name: str, outlier
     torch.testing.assert_close(multiply(matrix, x, Prologue("none")), exact, rtol=0, atol=0.3)
 
 
+def _unusual_rows() -> torch.Tensor:
+    """Rows of one magnitude in each 256 inputs, outliers at the ends of groups, only outliers, values near 1e-30."""
+    x = torch.randn(8, 512)
+    x[0] = x[0].sign() * torch.tensor([5.0, 0.8]).repeat_interleave(256)
+    x[1] = x[1].sign() * torch.tensor([7.0, 0.41]).repeat_interleave(256)
+    x[2, [0, 31, 32, 255, 256, 511]] = 100.0
+    x[3, torch.arange(512) % 32 != 0] = 0
+    x[4] *= 1e-31
+    x[5:] *= torch.tensor([1e-30, 2e-30, 1e-29])[:, None]
+    x[5:, 32:] = 0
+    return x
+
+
+@loop_over("name", [*SUPER_FORMATS, "q4_0", "q5_1", "q8_0", "u8_g32"])
+def test_unusual_rows_equal_the_reference_and_have_the_same_bits_in_any_batch(name: str) -> None:
+    torch.manual_seed(0)
+    x, matrix = _unusual_rows(), pack(name, torch.randn(40, 512))
+    expected, tolerance = reference_product(matrix, x, "none")
+    alone = torch.cat([multiply(matrix, row, Prologue("none")) for row in x.split(1)])
+    assert ((alone - expected).abs() <= tolerance + 1e-36).all()
+    for num_rows in (17, 70):
+        together = multiply(matrix, x.repeat(9, 1)[:num_rows], Prologue("none"))
+        assert torch.equal(together, alone.repeat(9, 1)[:num_rows])
+
+
 @loop_over("name", FORMATS)
 def test_zeros_give_the_bias(name: str) -> None:
     in_features = allowed_inputs(name, 40)

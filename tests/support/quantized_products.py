@@ -27,6 +27,9 @@ OUTLIER_AFTER_IN_ROWS: Final[dict[NativePrologueKind, float]] = {
 }
 """The same in multiples of the mean magnitude of the row, where a row has one scale."""
 
+LEAST: Final = 1e-29
+"""The largest magnitude of a row, from which on its scale is not 0: 127 / LEAST * 2^24 is finite in float32."""
+
 LARGEST_STEP: Final = 127 * 128 + 63
 """The largest multiple of the scale of a row that an outlier can be."""
 
@@ -54,8 +57,8 @@ def quantize_groups(x: torch.Tensor, outlier_after: float, group: int = 32, *, h
     is_far = magnitudes > (magnitudes.sum(-1) * (outlier_after / group)).unsqueeze(-1)
     top = magnitudes.masked_fill(is_far, 0).amax(-1, keepdim=True)
     most = top.amax(1, keepdim=True)
-    powers = _powers(most.clamp(min=1e-30), top, has_powers=has_powers)
-    is_outlier = magnitudes > most.clamp(min=1e-30) / powers
+    powers = _powers(most.clamp(min=LEAST), top, has_powers=has_powers)
+    is_outlier = magnitudes > torch.maximum(most.clamp(min=LEAST) / powers, top)
     seen = torch.where(is_outlier, groups.double(), _round_to_steps(groups, most, powers))
     return seen.view(num_rows, -1)[:, :size]
 
@@ -86,7 +89,7 @@ def _powers(most: torch.Tensor, top: torch.Tensor, *, has_powers: bool) -> torch
 def _round_to_steps(x: torch.Tensor, top: torch.Tensor, power: torch.Tensor | float = 1.0) -> torch.Tensor:
     """Round to whole multiples of top / power / 127, as float64; to zero where `top` is zero."""
     inverse = torch.tensor(127.0, device=x.device) / top  # 127 / top would be 127 times the rounded 1 / top
-    steps = torch.round(x * (torch.where(top > 1e-30, inverse, 0.0) * power))
+    steps = torch.round(x * (torch.where(top > LEAST, inverse, 0.0) * power))
     return steps.double() * (top / 127).double() / power
 
 

@@ -203,7 +203,7 @@ static inline GroupSteps steps_of_groups(const float* top, float most, float inv
   found.part = div(set1(1.0f), inverse_part);
   store(found.inverse, mul(inverse_part, set1(inverse)));
   store(found.start, has_powers ? mul(found.part, set1(kIntegerStart)) : found.part);
-  store(found.limit, mul(found.part, set1(most)));
+  store(found.limit, max(mul(found.part, set1(most)), load(top)));  // 1 / (1 / part) may be less
   return found;
 }
 
@@ -260,7 +260,7 @@ static void quantize_groups(const float* y, int64_t padded_inputs, int8_t* steps
     measure(y + first * kGroup, count, target.outlier, target.has_supers, largest + first, tops + first);
     top_of_lanes = max(top_of_lanes, load(tops + first));
   });
-  constexpr float kLeast = 1e-30f;
+  constexpr float kLeast = 1e-29f;  // 127 / kLeast * 2^24 is finite
   const float most = reduce_max(top_of_lanes), inverse = most > kLeast ? 127.0f / most : 0;
   target.scale[target.row] = most * (1.0f / 127.0f);
   alignas(64) float totals[kManyGroups];

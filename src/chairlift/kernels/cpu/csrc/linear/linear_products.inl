@@ -219,6 +219,7 @@ static inline void store_columns(const StripeTask& task, float* row, int v, F y)
 }
 
 static inline void put(const StripeTask& task, int row, int column, F y) {
+  if (column >= task.num_columns) return;
   float* const out = task.out + row * task.out_stride;
   if (task.bias) y = add(y, load(task.bias + column));
   store_columns(task, out, column / kLanes, task.add ? add(load_columns(task, out, column / kLanes), y) : y);
