@@ -25,6 +25,7 @@ from rich.table import Table
 from chairlift.config import EngineConfig
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.engine.startup.weight_plan import MatrixFormats
+from chairlift.errors import ConfigError
 from chairlift.events import EventList
 from chairlift.kernels.cpu import native
 from chairlift.lab.bench.bench_options import ThroughputOptions
@@ -44,6 +45,7 @@ def burst_work(
     """The products of all tokens of a workload. The last output token of a request is not computed again."""
     computed = [len(item.prompt_token_ids) + item.output_len - 1 for item in workload]
     operations: Counter[str] = Counter()
+    unit = ISA_UNITS.get(native.isa(), {}).get("bf16", "fma")
 
     def add(product: Product, num_tokens: int) -> None:
         spec = product.matrix
@@ -53,12 +55,11 @@ def burst_work(
     for layer in model.layers:
         for product in layer_products(layer):
             add(product, sum(computed))
+        if (spec := layer.attention) is not None:
+            window = spec.sliding_window or max(computed)
+            pairs = sum(min(position + 1, window) for num_tokens in computed for position in range(num_tokens))
+            operations[unit] += 4 * spec.query_size * pairs
     add(head_product(model), sum(item.output_len for item in workload))
-    unit = ISA_UNITS.get(native.isa(), {}).get("bf16", "fma")
-    for spec in model.attention_specs.values():
-        window = spec.sliding_window or max(computed)
-        pairs = sum(min(position + 1, window) for num_tokens in computed for position in range(num_tokens))
-        operations[unit] += 4 * spec.query_size * pairs
     return KernelWork(dict(operations))
 
 
@@ -72,19 +73,17 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
     """The share of the ceiling and the output tokens/s of each round.
 
     Raises:
-        ConfigError: the model cannot be served, or a request does not fit.
+        ConfigError: the model has experts or cannot be served, or a request does not fit.
     """
+    source = resolve_model(args.model)
+    model = source.config()
+    if any(layer.mixture is not None for layer in model.layers):
+        raise ConfigError(f"{model.name} is a mixture of experts, whose products depend on the tokens of a step")
     lengths = {name: value for name in ("input_len", "output_len") if (value := getattr(args, name))}
     options = ThroughputOptions(num_prompts=args.num_prompts, **lengths)
     log = EventList()
     config = EngineConfig(model=args.model, quantization=args.quantization, kernels="native", skip_tokenizer_init=True)
     engine = build_engine(config, events=log)
-    source = resolve_model(args.model)
-    model = source.config()
-    if any(layer.mixture is not None for layer in model.layers):
-        raise SystemExit(
-            f"--model {args.model}: this is a mixture of experts, whose products depend on the tokens of a step"
-        )
     make = partial(options.workload, model.vocab_size)
     meter, results = CeilingMeter(), dict[str, list[float]](share=[], tokens_per_s=[])
     try:

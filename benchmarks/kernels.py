@@ -227,6 +227,7 @@ class LinearPass:
         return self._drawn[in_features]
 
     def _blocks(self, weight_format: str, in_features: int) -> torch.Tensor:
+        """Random rows of a file, uint8 [rows, bytes of a row]."""
         if weight_format == "f8_e4m3":
             row_bytes = in_features - 4 * (in_features // -FLOAT_GROUP)
         elif weight_format in BLOCK_LAYOUTS:

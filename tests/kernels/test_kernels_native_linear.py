@@ -229,6 +229,22 @@ def test_unusual_rows_equal_the_reference_and_have_the_same_bits_in_any_batch(na
         assert torch.equal(together, alone.repeat(9, 1)[:num_rows])
 
 
+@loop_over("name", [*SUPER_FORMATS, "q4_0", "q5_1", "q8_0", "u8_g32"])
+def test_rows_that_are_not_finite_change_no_other_row(name: str) -> None:
+    torch.manual_seed(0)
+    x, matrix = torch.randn(90, 512), pack(name, torch.randn(40, 512))
+    expected = multiply(matrix, x, Prologue("none"))
+    damaged = x.clone()
+    for row, (value, inputs) in enumerate(
+        itertools.product((torch.nan, torch.inf), (0, 31, 255, slice(None, None, 32)))
+    ):
+        damaged[row * 5, inputs] = value
+    out = multiply(matrix, damaged, Prologue("none"))
+    is_finite = damaged.isfinite().all(1)
+    assert torch.equal(out[is_finite], expected[is_finite])
+    assert not out[~is_finite].isfinite().any()
+
+
 @loop_over("name", FORMATS)
 def test_zeros_give_the_bias(name: str) -> None:
     in_features = allowed_inputs(name, 40)

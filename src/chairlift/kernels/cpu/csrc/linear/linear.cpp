@@ -280,7 +280,9 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t f
   const bool has_grouped_bytes = kernel.layout == ActivationLayout::bytes && !activations.has_row_scale;
   if (has_grouped_bytes && call.rows > kRowsAtOnce && num_rows < activations.rows_at_once) {
     // Products of unpacked grouped weights compute whole blocks, so the missing rows must have values too.
-    std::memset(const_cast<float*>(to.start), 0, static_cast<size_t>(3 * activations.scales_bytes + activations.halves_bytes));
+    // Starts of zero would make denormals of integers, which take long.
+    const int64_t bytes = 3 * activations.scales_bytes + activations.halves_bytes + kernel.block_rows * 4;
+    std::memset(const_cast<float*>(to.start), 0, static_cast<size_t>(bytes));
     std::fill_n(const_cast<float*>(to.start), padded / kGroup * kernel.block_rows, kIntegerStart);
     num_rows = activations.rows_at_once;
     std::memset(scratch.values, 0, static_cast<size_t>(num_rows * stride));

@@ -150,8 +150,9 @@ static inline void share_in_supers(float* values, int count, Op op, Factor facto
 }
 
 // Finds for `count` groups the largest magnitude, and the largest one that is not above `outlier` times the mean of the group.
-// has_supers: whether the groups of a super-block share both the mean and the latter.
-static inline void measure(const float* y, int count, float outlier, bool has_supers, float* most, float* top) {
+// has_supers: whether the groups of a super-block share both the mean and the latter. Returns zeros, and NaN in the lanes of
+// groups that have a NaN or an infinity.
+static inline F measure(const float* y, int count, float outlier, bool has_supers, float* largest_of_groups, float* top) {
   F sums[kManyGroups], largest[kManyGroups];
   for (int g = count; g < kManyGroups; ++g) sums[g] = largest[g] = zero();
   for (int g = 0; g < count; ++g) {
@@ -164,13 +165,15 @@ static inline void measure(const float* y, int count, float outlier, bool has_su
     }
   }
   alignas(64) float limit[kManyGroups];
-  store(limit, mul(reduce_each(sums, [](F a, F b) { return add(a, b); }), set1(outlier / kGroup)));
+  const F limits = mul(reduce_each(sums, [](F a, F b) { return add(a, b); }), set1(outlier / kGroup));
+  store(limit, limits);
   if (has_supers)
     share_in_supers(limit, count, [](float a, float b) { return a + b; },
                     [](int groups) { return 1 / static_cast<float>(groups); });
-  store(most, reduce_each(largest, [](F a, F b) { return max(a, b); }));
-  store(top, load(most));
-  for (unsigned bits = mask_bits(less(load(limit), load(most))); bits; bits &= bits - 1) {
+  const F all = reduce_each(largest, [](F a, F b) { return max(a, b); });
+  store(largest_of_groups, all);
+  store(top, all);
+  for (unsigned bits = mask_bits(less(load(limit), all)); bits; bits &= bits - 1) {
     const int g = __builtin_ctz(bits);
     F inliers = zero();
 #pragma GCC unroll 16
@@ -182,28 +185,30 @@ static inline void measure(const float* y, int count, float outlier, bool has_su
   }
   if (has_supers)
     share_in_supers(top, count, [](float a, float b) { return a > b ? a : b; }, [](int) { return 1.0f; });
+  return mul(limits, zero());
 }
 
 // The scales of groups.
 struct GroupSteps {
   alignas(64) float inverse[kManyGroups];  // 1 / scale
-  alignas(64) float start[kManyGroups];
-  alignas(64) float limit[kManyGroups];  // 127 times the scale: magnitudes above it are outliers
-  F part;                                // of the scale of the row: 2^-k unless has_powers is false
+  alignas(64) float start[kManyGroups];    // see ActivationBlock
+  alignas(64) float limit[kManyGroups];    // 127 times the scale: magnitudes above it are outliers
+  F part;                                  // of the scale of the row: 2^-k unless has_powers is false
 };
 
-// top: the largest magnitudes of groups that count; most: that of the row, and more than 0; inverse: 1 / the scale of the row.
+// top: the largest magnitudes of groups that count; most: that of the row, and more than 0, or NaN if no value is an outlier;
+// inverse: 1 / the scale of the row.
 static inline GroupSteps steps_of_groups(const float* top, float most, float inverse, bool has_powers) {
   constexpr float kLeast = 0x1p-24f;
   constexpr int32_t kExponent = 0x7f800000;
   GroupSteps found;
-  const F ratio = div(set1(most), max(load(top), set1(most * kLeast)));
-  store(found.start, ratio);
-  const F inverse_part = has_powers ? floats_of_bits(iand(iload(found.start), iset1(kExponent))) : ratio;
+  alignas(64) float ratio[kManyGroups];
+  store(ratio, div(set1(most), max(load(top), set1(most * kLeast))));
+  const F inverse_part = has_powers ? floats_of_bits(iand(iload(ratio), iset1(kExponent))) : load(ratio);
   found.part = div(set1(1.0f), inverse_part);
   store(found.inverse, mul(inverse_part, set1(inverse)));
   store(found.start, has_powers ? mul(found.part, set1(kIntegerStart)) : found.part);
-  store(found.limit, max(mul(found.part, set1(most)), load(top)));  // 1 / (1 / part) may be less
+  store(found.limit, max(load(top), mul(found.part, set1(most))));  // 1 / (1 / part) may be less
   return found;
 }
 
@@ -247,7 +252,7 @@ static inline F negative_sums(const F (&sums)[kManyGroups]) {
 
 // Quantizes each group, or super-block, symmetrically to -127..127. The scale of the row is its largest magnitude without
 // those far above the mean of their group / 127, and 0 if all of these are zero. Values that the scale of their group does not
-// reach are outliers.
+// reach are outliers. A row with a NaN or an infinity has a scale of NaN, and no outliers.
 static void quantize_groups(const float* y, int64_t padded_inputs, int8_t* steps, const RowTarget& target) {
   const int64_t num_groups = padded_inputs / kGroup;
   float *const largest = target.magnitudes, *const tops = largest + (num_groups + kManyGroups - 1) / kManyGroups * kManyGroups;
@@ -255,20 +260,22 @@ static void quantize_groups(const float* y, int64_t padded_inputs, int8_t* steps
     for (int64_t first = 0; first < num_groups; first += kManyGroups)
       op(first, static_cast<int>(num_groups - first < kManyGroups ? num_groups - first : kManyGroups));
   };
-  F top_of_lanes = zero();
+  F top_of_lanes = zero(), not_finite = zero();
   each_part([&](int64_t first, int count) {
-    measure(y + first * kGroup, count, target.outlier, target.has_supers, largest + first, tops + first);
+    not_finite = add(not_finite, measure(y + first * kGroup, count, target.outlier, target.has_supers, largest + first,
+                                         tops + first));
     top_of_lanes = max(top_of_lanes, load(tops + first));
   });
   constexpr float kLeast = 1e-29f;  // 127 / kLeast * 2^24 is finite
-  const float most = reduce_max(top_of_lanes), inverse = most > kLeast ? 127.0f / most : 0;
+  const float most = reduce_max(top_of_lanes) + reduce_add(not_finite);
+  const float inverse = most > kLeast ? 127.0f / most : 0;
   target.scale[target.row] = most * (1.0f / 127.0f);
   alignas(64) float totals[kManyGroups];
   alignas(64) int32_t corrections[kManyGroups], halves[kManyGroups];
   auto* const sum = static_cast<float*>(target.sum);
   int64_t at = target.row;
   each_part([&](int64_t first, int count) {
-    const GroupSteps found = steps_of_groups(tops + first, most > kLeast ? most : kLeast, inverse, target.has_powers);
+    const GroupSteps found = steps_of_groups(tops + first, most < kLeast ? kLeast : most, inverse, target.has_powers);
     F sums[kManyGroups], first_halves[kManyGroups];
     for (int g = count; g < kManyGroups; ++g) sums[g] = first_halves[g] = zero();
     for (int g = 0; g < count; ++g) {

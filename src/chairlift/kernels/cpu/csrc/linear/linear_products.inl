@@ -1,9 +1,9 @@
 // Compiled for each instruction set: products of packed weights and activations.
 //
 // The order of the floating point operations of one output is the same for any number of rows and stripes. Products of
-// integers are exact. Each group or super-block of inputs ends in one fma, in ascending order; then each outlier of the row
-// is one fma, in ascending order of inputs. With int8 weights, all inputs are two sums of integers: one of outliers, one of
-// the rest.
+// integers are exact. Each group or super-block of inputs ends in one fma, in ascending order; the sum is multiplied by the scale
+// of the row, and bias and the output before are added; then each outlier of the row is one fma, in ascending order of inputs.
+// With int8 weights, all inputs are two sums of integers: one of outliers, one of the rest.
 #pragma once
 
 #include "linear/linear_tiles.h"

@@ -24,7 +24,7 @@ namespace chairlift {
 // and for each 256 inputs the f32 super-scales follow.
 
 // Activations of eight bits have one scale for each row. If the weights have scales of groups too, the activations of a group
-// of 32 inputs have a 2^k-th of it, the smallest that fits them. A group has no product with this 2^-k: its integers are added to
+// of 32 inputs have a 2^k-th of it, the smallest that fits them, down to 2^-24. A group has no product with this 2^-k: its integers are added to
 // the bits of the float 3 * 2^(22 - k), whose last bit is 2^-k.
 //
 // If the scales of weights are factors in any matrix of the layer and the instruction set has tiles, the activations of 256 inputs
@@ -45,8 +45,8 @@ constexpr bool has_row_scale(WeightFormat format) { return format == WeightForma
 // rows] of the same correction. With int8 there are [block rows] of correction (minus the sum of the values times the 128 of the
 // weights) and outlier correction (int32, in `sum`).
 //
-// Outliers are inputs of several times the mean magnitude of the inputs of their scale, which would leave too few of the eight
-// bits for the other inputs. Each row has a list of them (see OutlierList):
+// Outliers are inputs that their scale does not reach, because several times the mean magnitude of its inputs would leave too few
+// of the eight bits for the others. Each row has a list of them (see OutlierList):
 //
 //   grouped   entries are inputs, values are f32; `values` has zeros there
 //   int8      entries are quads of four inputs, values [4] int8. Activation / scale is an integer of up to 15 bits, of
@@ -98,7 +98,7 @@ struct StripeTask {
   int64_t padded_inputs;
   const ActivationBlock* blocks;
   int num_blocks;  // 1 to ProductKernel::max_blocks
-  int num_rows;    // of all blocks
+  int num_rows;    // of all blocks, or of a tile
   const float* bias;  // [16] per stripe, or null
   float* out;         // the output of the first row and column
   int64_t out_stride;

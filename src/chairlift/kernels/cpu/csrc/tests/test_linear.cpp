@@ -132,8 +132,9 @@ Expected product(const Case& c, const Operand& inputs, const Operand& weights) {
   const double rounding = dot(weights.sums.data(), inputs.largest.data(), groups) / 254;
   const double magnitudes = 3 * size * dot(weights.largest.data(), inputs.largest.data(), groups);
   const bool rounds_to_bf16 = is_bf16(isa().linear.products[static_cast<int>(c.format)].layout);
-  return {dot(inputs.values.data(), weights.values.data(), c.inputs),
-          (is_integer(c.format) ? (is_grouped(c.format) ? 2.02 : 1.01) * rounding : rounds_to_bf16 ? rounding : 0) + 4e-6 * magnitudes + 1e-6};
+  const bool has_powers = is_grouped(c.format) && inputs_of_scale(c) == kGroup;
+  const double steps = is_integer(c.format) ? (has_powers ? 2.02 : 1.01) : rounds_to_bf16 ? 1 : 0;
+  return {dot(inputs.values.data(), weights.values.data(), c.inputs), steps * rounding + 4e-6 * magnitudes + 1e-6};
 }
 
 std::vector<float> run(const Linear& linear, const Case& c, const std::vector<float>& x,
