@@ -24,11 +24,11 @@ namespace chairlift {
 // and for each 256 inputs the f32 super-scales follow.
 
 // Activations of eight bits have one scale for each row. If the weights have scales of groups too, the activations of a group
-// of 32 inputs have a 2^k-th of it, the smallest that fits them, down to 2^-24. A group has no product with this 2^-k: its integers are added to
-// the bits of the float 3 * 2^(22 - k), whose last bit is 2^-k.
+// of 32 inputs have a 2^k-th of it, the smallest that fits them, down to 2^-24. A group has no product with this 2^-k: its
+// integers are added to the bits of the float 3 * 2^(22 - k), whose last bit is 2^-k.
 //
-// If the scales of weights are factors in any matrix of the layer and the instruction set has tiles, the activations of 256 inputs
-// have the same scale, so one sum of integers runs over all of them; if they are in every matrix, it needs no power of two.
+// If the scales of weights are factors in any matrix of the layer and the instruction set has tiles, the activations of 256
+// inputs have the same scale, so one sum of integers runs over all of them; if they are in every matrix, it needs no power of two.
 constexpr bool has_row_scale(WeightFormat format) { return format == WeightFormat::int8; }
 
 // The layout of the activations of a block of rows; the number of rows is a constant of layout and instruction set.
