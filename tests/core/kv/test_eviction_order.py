@@ -90,6 +90,16 @@ class Turns:
         self.manager.forget(request)
 
 
+def test_a_request_may_get_tokens_while_it_waits() -> None:
+    """Those of the steps that were running when it was preempted, which fill a block."""
+    turns = Turns(8)
+    request = turns.wait([1, 2, 3])
+    request.token_ids += [4, 5]
+    request.num_tokens = len(request.token_ids)
+    assert turns.start(request)
+    turns.end(request, ANSWER)
+
+
 def prompt(number: int, length: int = 8) -> list[int]:
     return [number * 10 + index for index in range(length)]
 

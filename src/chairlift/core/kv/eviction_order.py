@@ -203,7 +203,7 @@ class ExpectedUse(EvictionOrder):
     def expect(self, request: Request, chain: Sequence[bytes]) -> None:
         if request.request_id not in self._continued:
             self._continued[request.request_id] = self._record_return(chain, request.arrival_time)
-        self._waiting[request.request_id] = chain
+        self._waiting[request.request_id] = chain = tuple(chain)  # The list of a request grows while it waits.
         rank = request.priority, request.arrival_index
         for block in chain:
             if (demand := self._demands.get(block)) is None:
