@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.burst_ceiling import burst_work
 from benchmarks.kernels import (
     LAYERS,
     AttentionCase,
@@ -23,6 +24,7 @@ from benchmarks import kernels
 from chairlift.errors import ConfigError
 from chairlift.kernels.cpu.formats import matrix_bytes
 from chairlift.kernels.cpu.tape import MAX_ROWS
+from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.loading.resolve import resolve_model
 from chairlift.models.declaration.matrix_spec import LM_HEAD, MatrixSpec
 from chairlift.models.declaration.model_config import ModelConfig
@@ -151,3 +153,14 @@ def test_tables_and_json(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixtur
 def test_models_that_cannot_be_measured(tiny_model_dir: TinyModel, arch: str, option: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         kernels.main(["--model", str(tiny_model_dir(arch)), *option])
+
+
+@needs_native
+def test_a_burst_needs_the_products_of_every_token_that_is_computed(tiny_model_dir: TinyModel) -> None:
+    source = resolve_model(str(tiny_model_dir("llama")))
+    model = source.config()
+    workload = [WorkloadRequest("r0", 0.0, [1, 2, 3], 2), WorkloadRequest("r1", 0.0, [1], 1)]
+    layer = 128 * 64 + 64 * 64 + 192 * 64 + 64 * 96
+    linear = 2 * 2 * layer * (4 + 1) + 2 * 256 * 64 * (2 + 1)
+    attention = 2 * 4 * 64 * (1 + 2 + 3 + 4 + 1)
+    assert burst_work(model, source.formats(model), "q8_0", workload).num_operations == linear + attention
