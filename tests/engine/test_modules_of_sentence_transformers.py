@@ -312,7 +312,7 @@ def test_a_reranker_without_settings_has_its_template_or_that_of_qwen3(tmp_path:
         assert rerank_documents.plan(planner, body).ignored == ignored
     (folder / "chat_template.jinja").write_text(PAIR)
     llm = load(folder)
-    assert "the fox an ##d dog fox" in llm.get_tokenizer().decode(
+    assert "the fox a ##n ##d dog fox" in llm.get_tokenizer().decode(
         llm.engine.input_processor.encode_pooled("fox", "dog")
     )
     assert difference(llm.score(TEXTS[0], TEXTS[1:3], use_tqdm=False), np.array(first)) > 1e-4
@@ -320,7 +320,7 @@ def test_a_reranker_without_settings_has_its_template_or_that_of_qwen3(tmp_path:
     assert load(folder).score(TEXTS[0], TEXTS[1:3], use_tqdm=False) == first
     instructed = PooledOptions(instruction="judge the fox")
     (folder / "chat_template.jinja").write_text(PAIR)
-    assert "ju ##d ##g ##e the fox" in llm.get_tokenizer().decode(
+    assert "j ##u ##d ##g ##e the fox" in llm.get_tokenizer().decode(
         llm.engine.input_processor.encode_pooled("fox", "dog", instructed)
     )
 

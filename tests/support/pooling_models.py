@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Final
 
 import tokenizers
 import torch
-from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import models, normalizers, pre_tokenizers, processors
 
 CORPUS: Final = [
     "The quick brown fox jumps over the lazy dog.",
@@ -30,17 +31,23 @@ SIZES: Final = {
 IDS: Final = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 
 
+def word_pieces(special: tuple[str, ...]) -> dict[str, int]:
+    """The special tokens, letters and words of the corpus; the library's trainer has other merges in every process."""
+    words = sorted({word for text in CORPUS for word in re.findall(r"\w+|[^\w\s]", text.lower())})
+    letters = sorted(set("".join(words)))
+    pieces = dict.fromkeys([*special, *letters, *(f"##{letter}" for letter in letters), *words])
+    return {piece: index for index, piece in enumerate(pieces)}
+
+
 def write_tokenizer(folder: Path, end_token: str | None = None, special: tuple[str, ...] = ()) -> None:
     """A WordPiece tokenizer that adds [CLS] and [SEP] as BERT's does; with `end_token` only this one at the end.
 
     Args:
         special: the special tokens in the order of their ids; RoBERTa's positions depend on the id of [PAD].
     """
-    backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    backend = tokenizers.Tokenizer(models.WordPiece(word_pieces(special or tuple(SPECIAL.values())), unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer()
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=list(special or SPECIAL.values()))
-    backend.train_from_iterator(CORPUS, trainer)
     cls, sep = "[CLS]", end_token or "[SEP]"
     single = f"$A {sep}" if end_token else f"{cls} $A {sep}"
     backend.post_processor = processors.TemplateProcessing(
