@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -198,16 +199,22 @@ def test_invalid_fields_are_rejected(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_usage_names_a_token_that_differs_with_the_text_around_it(api_server: RunningServer, stream: bool) -> None:
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_usage_names_a_token_that_differs_with_the_text_around_it(
+    api_server: RunningServer, path: str, stream: bool
+) -> None:
     def cache_miss(time: str) -> dict[str, Any]:
-        system = {"role": "system", "content": f"You know the time, which is {time}. Answer politely, and be brief."}
-        options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-        body = {"messages": [system, *MESSAGES], "max_tokens": 1, "cache_salt": f"{stream}", **options}
-        response = api_server.post("/v1/chat/completions", body)
-        lines = [
-            line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith(("data: {", "{"))
-        ]
-        miss: dict[str, Any] = json.loads(lines[-1])["usage"]["prompt_tokens_details"]["cache_miss"]
+        system = f"You know the time, which is {time}. Answer politely, and be brief."
+        body: dict[str, Any] = {"cache_salt": f"{path} {stream}", "stream": stream}
+        if path == "/v1/responses":
+            body |= {"instructions": system, "input": "Hello", "max_output_tokens": 1}
+        elif path == "/v1/messages":
+            body |= {"system": system, "messages": MESSAGES, "max_tokens": 1}
+        else:
+            body |= {"messages": [{"role": "system", "content": system}, *MESSAGES], "max_tokens": 1}
+            body |= {"stream_options": {"include_usage": True}} if stream else {}
+        text = api_server.post(path, body).text
+        miss: dict[str, Any] = json.loads(re.findall(r'"cache_miss":(\{.*?\})', text)[-1])
         return miss
 
     assert cache_miss("12:34")["reason"] == "never_seen"

@@ -92,6 +92,7 @@ class MessagesCall(ItemCall[MessagesRequest]):
             input_tokens=usage.prompt_tokens - usage.cached_tokens,
             cache_read_input_tokens=usage.cached_tokens,
             output_tokens=usage.completion_tokens,
+            cache_miss=usage.cache_miss,
         )
 
 

@@ -16,7 +16,7 @@ from chairlift.server.preparation.conversation import ChatPlan, ModelPlanner
 from chairlift.server.protocol.base import ErrorInfo
 from chairlift.server.protocol.encoding import to_event
 from chairlift.server.protocol.response_tools import CUSTOM_ARGUMENT
-from chairlift.server.protocol.responses import ResponseObject, ResponsesRequest, ResponsesUsage
+from chairlift.server.protocol.responses import InputTokensDetails, ResponseObject, ResponsesRequest, ResponsesUsage
 
 ITEM_NAMES: Final = {
     "reasoning": ("rs", "response.reasoning_text"),
@@ -109,7 +109,7 @@ class ResponsesCall(ItemCall[ResponsesRequest]):
         reasoning = sum(self.num_tokens(item.text) for item in self.ended_items if item.kind == "reasoning")
         return ResponsesUsage(
             input_tokens=usage.prompt_tokens,
-            input_tokens_details={"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+            input_tokens_details=InputTokensDetails(**dict(usage.usage().prompt_tokens_details)),
             output_tokens=usage.completion_tokens,
             output_tokens_details={"reasoning_tokens": reasoning},
             total_tokens=usage.prompt_tokens + usage.completion_tokens,

@@ -15,6 +15,7 @@ from chairlift.server.protocol.base import (
     MAX_MESSAGES,
     MAX_TOOLS,
     CacheableObject,
+    CacheMiss,
     ErrorInfo,
     ReceivedObject,
     RequestBody,
@@ -316,6 +317,7 @@ class MessagesUsage(BaseModel):
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int
     output_tokens: int
+    cache_miss: CacheMiss | None = omitted_if_null()
 
 
 class MessagesResponse(BaseModel):

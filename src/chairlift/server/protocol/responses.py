@@ -11,6 +11,7 @@ from chairlift.errors import RequestError, UnknownItemError
 from chairlift.server.protocol.base import (
     MAX_MESSAGES,
     Metadata,
+    PromptTokensDetails,
     RequestBody,
     StoredItems,
     Timings,
@@ -191,9 +192,13 @@ class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
         return None if form is None else form.model_dump()
 
 
+class InputTokensDetails(PromptTokensDetails):
+    cache_write_tokens: int = 0
+
+
 class ResponsesUsage(BaseModel):
     input_tokens: int
-    input_tokens_details: dict[Literal["cached_tokens", "cache_write_tokens"], int]
+    input_tokens_details: InputTokensDetails
     output_tokens: int
     output_tokens_details: dict[Literal["reasoning_tokens"], int]
     total_tokens: int
