@@ -290,24 +290,25 @@ struct TileRegisters {
     alignas(64) float transposed[kKeyTile * kTileRows];
     attend_splits<type>(work, splits, next, [&](const State& state, const TileWork& tile) {
       const int row = tile.head * num_rows;
-      NextRows ahead = {tile.next, static_cast<int64_t>(work.shape.head_dim) * value_bytes(type), operands.reads_keys, 0};
+      Ahead& ahead = tile.ahead;
+      const int num_ahead = operands.reads_keys ? 2 : 1;
       if (operands.reads_keys) {
         multiply_read_keys(work, operands, tile, transposed);
       } else {
-        load_tiled_keys<type>(work, operands.num_parts, tile.tile, tile.next, operands.keys);
+        load_tiled_keys<type>(work, operands.num_parts, tile.tile, ahead, operands.keys);
         multiply_keys<1>(operands, row, operands.keys, scores);
       }
-      load_tiled_values<type>(work, tile.tile, ahead, operands.values);
+      load_tiled_values<type>(work, tile.tile, ahead, num_ahead, operands.values);
       if (operands.reads_keys) transpose_scores(transposed, num_rows, scores);
-      ahead.prefetch_rows(kPrefetchedRows);
+      ahead.prefetch_rows(num_ahead * kPrefetchedRows);
       float* const of_rows = state.out + static_cast<int64_t>(row) * work.stride;
       weigh_tile<type>({work, tile, 0, num_rows, scores, weights, state.max + row, work.lane_sums + row * kLanes, of_rows,
                         work.stride});
-      ahead.prefetch_rows(2 * kPrefetchedRows);
+      ahead.prefetch_rows(2 * num_ahead * kPrefetchedRows);
       std::memcpy(out, of_rows, static_cast<size_t>(num_rows * work.stride) * sizeof(float));
       multiply_values<1, true>(work, weights, operands.values, out, work.stride);
       std::memcpy(of_rows, out, static_cast<size_t>(num_rows * work.stride) * sizeof(float));
-      ahead.prefetch_rows(kPrefetchedRows);
+      ahead.prefetch_rows(num_ahead * kPrefetchedRows);
     });
   }
 
@@ -332,13 +333,17 @@ struct TileRegisters {
       for (int head = 0; head < num_heads; ++head) {
         const bool is_last_head = head + 1 == num_heads;
         const SplitTiles& after = is_last_head ? *ahead : *current;
+        Ahead next_rows;
         const auto tile_of = [&](int t) {
           return TileWork{static_cast<int64_t>(split) * kSplit + t * kKeyTile, head,
-                          tile_at(current->rows[t], work.kv, head_bytes, head),
-                          tile_at(after.rows[t], work.kv, head_bytes, is_last_head ? 0 : head + 1), current->scales[t]};
+                          tile_at(current->rows[t], work.kv, head_bytes, head), next_rows, current->scales[t]};
         };
-        for (int t = 0; t < kSplitTiles; ++t)
-          if (current->rows[t].begin < current->rows[t].end) load_tile<type>(work, tile_of(t), t, current->scales[t]);
+        for (int t = 0; t < kSplitTiles; ++t) {
+          if (current->rows[t].begin >= current->rows[t].end) continue;
+          const Tile next_tile = tile_at(after.rows[t], work.kv, head_bytes, is_last_head ? 0 : head + 1);
+          next_rows = {after.rows[t], next_tile, head_bytes / work.kv.block_size, head_bytes, 1};
+          load_tile<type>(work, tile_of(t), t, current->scales[t]);
+        }
         for (int first = 0; first < work.rows_per_head; first += kPassRows) {
           const int left = work.rows_per_head - first;
           const bool continues = split == splits.first_split && continues_state(splits);
@@ -357,10 +362,9 @@ struct TileRegisters {
 
   template <KVType type>
   void load_tile(const Work& work, const TileWork& tile, int t, TileScales& scales) const {
-    NextRows ahead = {tile.next, static_cast<int64_t>(work.shape.head_dim) * value_bytes(type), false, 0};
-    load_tiled_keys<type>(work, operands.num_parts, tile.tile, tile.next, operands.keys + t * operands.key_bytes);
-    load_tiled_values<type>(work, tile.tile, ahead, operands.values + t * operands.value_bytes);
-    ahead.prefetch_rows(kKeyTile);
+    load_tiled_keys<type>(work, operands.num_parts, tile.tile, tile.ahead, operands.keys + t * operands.key_bytes);
+    load_tiled_values<type>(work, tile.tile, tile.ahead, 1, operands.values + t * operands.value_bytes);
+    tile.ahead.prefetch_rest();
     if (type == KVType::int8) find_scales(work, tile.first_key, tile.head, *tile.tile.rows, scales);
   }
 

@@ -14,7 +14,7 @@
 namespace chairlift::CHAIRLIFT_ISA::attention {
 
 constexpr int kKeyParts = kKeyTile / kTileBf16Inputs;  // tiles of inputs of an output
-constexpr int kPrefetchedRows = 8;                     // rows of the next tile that are prefetched at once
+constexpr int kPrefetchedRows = 8;                     // rows that are prefetched at once
 constexpr int kPairBytes = 4;                          // of two inputs
 static_assert(kProductColumns == kKeyTile, "scores of one tile of keys are one product");
 
@@ -69,9 +69,11 @@ static void gather_tiled_queries(const Work& work, const TokenRows& tokens, cons
 
 // Writes eight words of 16 keys: a line of a tile is a pair of dimensions of 16 keys.
 template <KVType type, bool whole>
-static void load_key_words(const Tile& tile, const Tile& next, int first_key, int word, int num_words, uint8_t* group) {
+static void load_key_words(const Tile& tile, Ahead& ahead, int num_ahead, int first_key, int word, int num_words,
+                           uint8_t* group) {
   Words m[kWords];
-  load_words<whole>(tile, next, first_key, word, num_words, m);
+  ahead.prefetch_rows(num_ahead);
+  load_words<whole>(tile, first_key, word, num_words, m);
   constexpr int kLines = values_per_word(type) / 2;
 #pragma GCC unroll 8
   for (int i = 0; i < kWords; ++i) {
@@ -86,47 +88,48 @@ static void load_key_words(const Tile& tile, const Tile& next, int first_key, in
 }
 
 template <KVType type>
-static void load_tiled_keys(const Work& work, int num_parts, const Tile& tile, const Tile& next, uint8_t* keys) {
-  const int num_words = work.shape.head_dim / values_per_word(type);
+static void load_tiled_keys(const Work& work, int num_parts, const Tile& tile, Ahead& ahead, uint8_t* keys) {
+  const int num_words = work.shape.head_dim / values_per_word(type), num_ahead = rows_per_load(num_words);
   for (int key = tile.rows->begin / kLanes * kLanes; key < tile.rows->end; key += kLanes) {
     uint8_t* const group = keys + static_cast<int64_t>(key / kLanes) * num_parts * kTileBytes;
     int word = 0;
     for (; word + kWords <= num_words; word += kWords)
-      load_key_words<type, true>(tile, next, key, word, num_words, group);
-    if (word < num_words) load_key_words<type, false>(tile, next, key, word, num_words, group);
+      load_key_words<type, true>(tile, ahead, num_ahead, key, word, num_words, group);
+    if (word < num_words) load_key_words<type, false>(tile, ahead, num_ahead, key, word, num_words, group);
   }
 }
 
-// The prefetching of the values of the next tile, and of its keys where those of this one are not loaded. Half of them are
-// prefetched while the values of this one are loaded, and the others between the products of the first rows, because the
-// CPU has few pending loads.
-struct NextRows {
-  const Tile& next;
-  int64_t row_bytes;
-  bool has_keys;
-  int key;
-  void prefetch_rows(int count) {
-    for (; count > 0 && key < kKeyTile; --count, ++key) {
-      prefetch(next.value(key), row_bytes);
-      if (has_keys) prefetch(next.key(key), row_bytes);
-    }
-  }
-};
+// Writes pairs of 32 values of two rows, those of the first 16 and those of the others.
+static CHAIRLIFT_INLINE void store_interleaved(const uint8_t* even, const uint8_t* odd, uint8_t* first, uint8_t* second) {
+  typedef int16_t Halves __attribute__((vector_size(64)));
+  Halves a, b;
+  std::memcpy(&a, even, sizeof a);
+  std::memcpy(&b, odd, sizeof b);
+  const Halves low = __builtin_shufflevector(a, b, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42,
+                                             11, 43, 12, 44, 13, 45, 14, 46, 15, 47);
+  const Halves high = __builtin_shufflevector(a, b, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57,
+                                              26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63);
+  std::memcpy(first, &low, sizeof low);
+  std::memcpy(second, &high, sizeof high);
+}
 
 // Writes the values of a tile: a line of a tile is a pair of keys in 16 dimensions. Hidden keys have the values of a key
-// that the block sees, because they are multiplied by 0.
+// that the block sees, because they are multiplied by 0. Prefetches `num_ahead` rows for each pair.
 template <KVType type>
-static void load_tiled_values(const Work& work, const Tile& tile, NextRows& ahead, uint8_t* values) {
+static void load_tiled_values(const Work& work, const Tile& tile, Ahead& ahead, int num_ahead, uint8_t* values) {
   const int head_dim = work.shape.head_dim;
   const auto load_part = [&](const uint8_t* row, int i) {
     return i + kLanes <= head_dim ? load_values<type>(row, i) : load_values_n<type>(row, i, head_dim - i);
   };
+  constexpr int64_t kGroupBytes = kKeyParts * kTileBytes;
   for (int k = 0; k < kKeyTile; k += 2) {
     const uint8_t *even = tile.value(k), *odd = tile.value(k + 1);
-    ahead.prefetch_rows(1);
+    ahead.prefetch_rows(num_ahead);
     uint8_t* line = values + k / 2 * kTileRowBytes;
-    for (int i = 0; i < head_dim; i += kLanes, line += kKeyParts * kTileBytes)
-      istore(line, pair_bf16(load_part(even, i), load_part(odd, i)));
+    int i = 0;
+    for (; type == KVType::bf16 && i + 2 * kLanes <= head_dim; i += 2 * kLanes, line += 2 * kGroupBytes)
+      store_interleaved(even + 2 * i, odd + 2 * i, line, line + kGroupBytes);
+    for (; i < head_dim; i += kLanes, line += kGroupBytes) istore(line, pair_bf16(load_part(even, i), load_part(odd, i)));
   }
 }
 

@@ -77,22 +77,71 @@ static inline Tile tile_at(const TileRows& rows, const PagedKV& kv, int64_t head
           static_cast<const uint8_t*>(kv.value) + head * head_bytes};
 }
 
-// Prefetches `bytes` from `data` on. Prefetches are distributed over the computation, because the CPU has few pending
-// loads and stalls on more.
-template <int bytes>
-static CHAIRLIFT_INLINE void prefetch(const uint8_t* data) {
-#pragma GCC unroll 4
-  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(data + i, 0, kSecondLevel);
-}
 static CHAIRLIFT_INLINE void prefetch(const uint8_t* data, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(data + i, 0, kSecondLevel);
 }
 
+// Prefetches the keys and then the values of a tile at some heads, distributed over the computation of the tile before it,
+// because the CPU has few pending loads and stalls on more. Rows are in the order of their addresses, all heads of a block one
+// after the other, because memory is up to 1.4 times faster then.
+class Ahead {
+ public:
+  Ahead() = default;  // nothing
+  Ahead(const TileRows& rows, const Tile& first_head, int64_t row_bytes, int64_t head_bytes, int num_heads)
+      : rows_(&rows), base_(first_head.keys), values_(first_head.values), row_bytes_(row_bytes), head_bytes_(head_bytes),
+        num_heads_(num_heads) {
+    start(rows.begin);
+  }
+
+  CHAIRLIFT_INLINE void prefetch_rows(int count) {
+    for (; count > 0 && left_ > 0; --count) {
+      prefetch(at_, row_bytes_);
+      at_ += row_bytes_;
+      if (--left_ == 0) next_head();
+    }
+  }
+  void prefetch_rest() {
+    while (left_ > 0) prefetch_rows(left_);
+  }
+
+ private:
+  // The rows of `key` and the keys behind it in memory, at the first head.
+  void start(int key) {
+    key_ = key;
+    head_ = 0;
+    count_ = 0;
+    if (key >= rows_->end) {
+      left_ = 0;
+      return;
+    }
+    for (count_ = 1; key + count_ < rows_->end && rows_->at[key + count_] == rows_->at[key] + count_ * row_bytes_;) ++count_;
+    at_ = base_ + rows_->at[key];
+    left_ = count_;
+  }
+  __attribute__((noinline)) void next_head() {
+    if (++head_ < num_heads_) {
+      at_ = base_ + rows_->at[key_] + head_ * head_bytes_;
+      left_ = count_;
+      return;
+    }
+    start(key_ + count_);
+    if (left_ > 0 || base_ == values_) return;
+    base_ = values_;
+    start(rows_->begin);
+  }
+
+  const TileRows* rows_ = nullptr;
+  const uint8_t *base_ = nullptr, *values_ = nullptr, *at_ = nullptr;
+  int64_t row_bytes_ = 0, head_bytes_ = 0;
+  int num_heads_ = 0, head_ = 0, key_ = 0, count_ = 0;
+  int left_ = 0;  // rows of the current piece
+};
+
 // Prefetches one line of every 16 keys, a whole tile ahead, because translating the address of a page is the slow part.
 static CHAIRLIFT_INLINE void prefetch_pages(const PagedKV& kv, const TileRows& rows) {
   for (int k = rows.begin; k < rows.end; k += 16) {
-    prefetch<64>(static_cast<const uint8_t*>(kv.key) + rows.at[k]);
-    prefetch<64>(static_cast<const uint8_t*>(kv.value) + rows.at[k]);
+    prefetch(static_cast<const uint8_t*>(kv.key) + rows.at[k], 64);
+    prefetch(static_cast<const uint8_t*>(kv.value) + rows.at[k], 64);
   }
 }
 
@@ -106,15 +155,13 @@ static inline void prefetch_scales(const QueryBlock& block, const AttentionShape
   });
 }
 
-// Loads words `word` to `word` + kWords of kLanes keys, transposed, and prefetches the same words of the next tile.
-// Where a row has fewer words left, zeros follow.
+// The rows whose words are as many as one load of words has.
+static inline int rows_per_load(int num_words) { return (kLanes * kWords + num_words - 1) / num_words; }
+
+// Loads words `word` to `word` + kWords of kLanes keys, transposed. Where a row has fewer words left, zeros follow.
 template <bool whole>
-static CHAIRLIFT_INLINE void load_words(const Tile& tile, const Tile& next, int first_key, int word, int num_words,
-                                        Words (&m)[kWords]) {
+static CHAIRLIFT_INLINE void load_words(const Tile& tile, int first_key, int word, int num_words, Words (&m)[kWords]) {
   const int64_t byte = 4 * static_cast<int64_t>(word);
-  const int64_t row_bytes = 4 * static_cast<int64_t>(num_words);
-  for (int i = kLanes * word / num_words; i < kLanes * (word + kWords) / num_words && i < kLanes; ++i)
-    prefetch(next.key(first_key + i), row_bytes);
   if (whole) {
     load_transposed([&](int i) CHAIRLIFT_ALWAYS { return tile.key(first_key + i) + byte; }, m);
     return;
@@ -127,11 +174,11 @@ static CHAIRLIFT_INLINE void load_words(const Tile& tile, const Tile& next, int 
 
 // Writes words of kLanes keys to columns of kKeyTile floats.
 template <KVType type, bool whole>
-static void load_columns(const Work& work, const Tile& tile, const Tile& next, int first_key, int word) {
+static void load_columns(const Work& work, const Tile& tile, int first_key, int word) {
   constexpr int kParts = values_per_word(type);
   const int num_words = work.shape.head_dim / kParts;
   Words m[kWords];
-  load_words<whole>(tile, next, first_key, word, num_words, m);
+  load_words<whole>(tile, first_key, word, num_words, m);
   float* column = work.keys + first_key + static_cast<int64_t>(word) * kParts * kKeyTile;
 #pragma GCC unroll 8
   for (int i = 0; i < kWords; ++i) {
@@ -142,14 +189,15 @@ static void load_columns(const Work& work, const Tile& tile, const Tile& next, i
   }
 }
 
-// Writes the keys of a tile to [head_dim][kKeyTile], and prefetches those of the next tile.
+// Writes the keys of a tile to [head_dim][kKeyTile].
 template <KVType type>
-static void load_keys(const Work& work, const Tile& tile, const Tile& next) {
+static void load_keys(const Work& work, const Tile& tile, Ahead& ahead) {
   const int num_words = work.shape.head_dim / values_per_word(type);
   for (int first = tile.rows->begin / kLanes * kLanes; first < tile.rows->end; first += kLanes) {
+    ahead.prefetch_rows(kLanes);
     int word = 0;
-    for (; word + kWords <= num_words; word += kWords) load_columns<type, true>(work, tile, next, first, word);
-    if (word < num_words) load_columns<type, false>(work, tile, next, first, word);
+    for (; word + kWords <= num_words; word += kWords) load_columns<type, true>(work, tile, first, word);
+    if (word < num_words) load_columns<type, false>(work, tile, first, word);
   }
 }
 
@@ -167,12 +215,12 @@ static inline F load_values_n(const uint8_t* row, int i, int n) {
   return load_s8_n(reinterpret_cast<const int8_t*>(row) + i, n);
 }
 
-// Writes the values of the keys that the block sees to [kKeyTile][stride], and prefetches those of the next tile.
+// Writes the values of the keys that the block sees to [kKeyTile][stride].
 template <KVType type>
-static void load_values(const Work& work, const Tile& tile, const Tile& next) {
+static void load_values(const Work& work, const Tile& tile, Ahead& ahead) {
   const int head_dim = work.shape.head_dim;
   for (int k = tile.rows->begin; k < tile.rows->end; ++k) {
-    prefetch(next.value(k), static_cast<int64_t>(head_dim) * value_bytes(type));
+    ahead.prefetch_rows(1);
     const uint8_t* row = tile.value(k);
     float* to = work.values + k * work.stride;
     int i = 0;

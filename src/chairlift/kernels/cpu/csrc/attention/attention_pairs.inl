@@ -99,7 +99,7 @@ static void add_outputs(const Work& work, const Operands& operands, const State&
 // Attention of up to 16 rows to a tile.
 template <KVType type>
 static void attend_paired_rows(const Work& work, const Operands& operands, const State& state, const TileWork& tile,
-                               const RowRange& rows, NextRows& ahead) {
+                               const RowRange& rows) {
   if (rows.begin >= rows.end) return;
   alignas(64) float factor[kTileRows], scores[kTileRows * kKeyTile];
   const int num_vectors = rows.num_vectors();
@@ -107,15 +107,15 @@ static void attend_paired_rows(const Work& work, const Operands& operands, const
   multiply({operands.query + rows.first_row * kTileRowBytes, operands.part_bytes, operands.keys, key_bytes,
             operands.num_parts, rows.num_rows, scores},
            num_vectors);
-  ahead.prefetch_rows(kPrefetchedRows);
+  tile.ahead.prefetch_rows(kPrefetchedRows);
   alignas(64) uint16_t weights[kKeyParts][kTileRows][kTileBf16Inputs];
   const auto put = [&](int r, int v, F x) CHAIRLIFT_ALWAYS { store_bf16(weights[v / 2][r] + v % 2 * kLanes, x); };
   weigh_rows<type>(work, state, tile, rows, scores, factor, exp_to_bf16, put);
   if (num_vectors % 2)  // the last part of the inputs is read whole
     for (int r = 0; r < rows.num_rows; ++r) put(r, num_vectors, zero());
-  ahead.prefetch_rows(2 * kPrefetchedRows);
+  tile.ahead.prefetch_rows(2 * kPrefetchedRows);
   add_outputs(work, operands, state, tile, rows, reinterpret_cast<const uint8_t*>(weights), factor);
-  ahead.prefetch_rows(kPrefetchedRows);
+  tile.ahead.prefetch_rows(kPrefetchedRows);
 }
 
 // Products by instructions that add a pair of inputs. The sum of the products of one tile of keys is added to the output by
@@ -126,13 +126,12 @@ struct PairInstructions {
   template <KVType type>
   void attend(const Work& work, const SplitRange& splits, const SplitRange* next) const {
     attend_splits<type>(work, splits, next, [&](const State& state, const TileWork& tile) {
-      NextRows ahead = {tile.next, static_cast<int64_t>(work.shape.head_dim) * value_bytes(type), false, 0};
-      load_tiled_keys<type>(work, operands.num_parts, tile.tile, tile.next, operands.keys);
-      load_tiled_values<type>(work, tile.tile, ahead, operands.values);
+      load_tiled_keys<type>(work, operands.num_parts, tile.tile, tile.ahead, operands.keys);
+      load_tiled_values<type>(work, tile.tile, tile.ahead, 1, operands.values);
       for (int first = 0; first < work.rows_per_head; first += kTileRows) {
         const int left = work.rows_per_head - first;
         const RowRange rows = rows_from(work, tile, first, left < kTileRows ? left : kTileRows);
-        attend_paired_rows<type>(work, operands, state, tile, rows, ahead);
+        attend_paired_rows<type>(work, operands, state, tile, rows);
       }
     });
   }

@@ -31,17 +31,17 @@ struct Scratch {
   const float* b;
   int64_t stride;
   F at(int k, int column) const { return load(b + k * stride + column); }
-  CHAIRLIFT_INLINE void prefetch_next(int, int) const {}
+  CHAIRLIFT_INLINE void prefetch_row(int) const {}
 };
 
-// b is the values in KV memory. Prefetches those of the next tile.
+// b is the values in KV memory.
 template <KVType type>
 struct Values {
   const Tile& tile;
-  const Tile& next;
+  Ahead& ahead;
   F at(int k, int column) const { return load_values<type>(tile.value(k), column); }
-  CHAIRLIFT_INLINE void prefetch_next(int k, int column) const {
-    prefetch<kBlockVectors * kLanes * value_bytes(type)>(next.value(k) + column * value_bytes(type));
+  CHAIRLIFT_INLINE void prefetch_row(int column) const {
+    if (column == 0) ahead.prefetch_rows(1);
   }
 };
 
@@ -62,7 +62,7 @@ static void multiply(const Product& product, const Source& source, int column) {
     F b[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) hold(b[v] = b_at.at(k, column + v * kLanes));  // loads are the bottleneck
-    b_at.prefetch_next(k, column);
+    b_at.prefetch_row(column);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const F a = set1(p.a[r * p.a_stride + k]);
@@ -91,8 +91,8 @@ static void multiply_scratch(const Product& p, const Scratch& b, int num_vectors
 
 // Multiplies words `word` and following of kGroups * kLanes keys with kRows queries, and adds to the scores so far.
 template <KVType type, int kRows, int kGroups, bool whole>
-static void multiply_words(const Work& work, const float* query, const Tile& tile, const Tile& next, int first_key,
-                           int word, float* scores) {
+static void multiply_words(const Work& work, const float* query, const Tile& tile, Ahead& ahead, int num_ahead,
+                           int first_key, int word, float* scores) {
   constexpr int kParts = values_per_word(type);
   const int num_words = work.shape.head_dim / kParts;
   Words m[kGroups][kWords];
@@ -100,7 +100,8 @@ static void multiply_words(const Work& work, const float* query, const Tile& til
 #pragma GCC unroll 2
   for (int g = 0; g < kGroups; ++g) {
     const int key = first_key + g * kLanes;
-    load_words<whole>(tile, next, key, word, num_words, m[g]);
+    ahead.prefetch_rows(num_ahead);
+    load_words<whole>(tile, key, word, num_words, m[g]);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) c[g][r] = word ? load(scores + r * kKeyTile + key) : zero();
   }
@@ -128,18 +129,19 @@ static void multiply_words(const Work& work, const float* query, const Tile& til
   }
 }
 
-// Computes scores [kRows][kKeyTile] from the keys in KV memory, and prefetches those of the next tile. Two groups of
-// keys at once hide the latency of fma, which one chain per row would not.
+// Computes scores [kRows][kKeyTile] from the keys in KV memory. Two groups of keys at once hide the latency of fma, which
+// one chain per row would not.
 template <KVType type, int kRows>
-static void score(const Work& work, const float* query, const Tile& tile, const Tile& next, float* scores) {
+static void score(const Work& work, const float* query, const Tile& tile, Ahead& ahead, float* scores) {
   constexpr int kGroups = kLanes == 16 && kRows <= 4 ? 2 : 1, kKeys = kGroups * kLanes;
   const int num_words = work.shape.head_dim / values_per_word(type), end = tile.rows->end;
+  const int num_ahead = rows_per_load(num_words);
   for (int key = tile.rows->begin / kKeys * kKeys; key < end; key += kKeys) {
     int word = 0;
     for (; word + kWords <= num_words; word += kWords)
-      multiply_words<type, kRows, kGroups, true>(work, query, tile, next, key, word, scores);
+      multiply_words<type, kRows, kGroups, true>(work, query, tile, ahead, num_ahead, key, word, scores);
     if (word < num_words)
-      multiply_words<type, kRows, kGroups, false>(work, query, tile, next, key, word, scores);
+      multiply_words<type, kRows, kGroups, false>(work, query, tile, ahead, num_ahead, key, word, scores);
   }
 }
 

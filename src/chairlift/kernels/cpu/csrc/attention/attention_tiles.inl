@@ -17,7 +17,7 @@ static void attend_rows(const Work& work, const State& state, const TileWork& ti
     multiply_scratch<kRows>({query, work.stride, 0, work.shape.head_dim, scores, kKeyTile, nullptr},
                             {work.keys, kKeyTile}, rows.num_vectors());
   else
-    score<type, kRows>(work, query, tile.tile, tile.next, scores);
+    score<type, kRows>(work, query, tile.tile, tile.ahead, scores);
   weigh_rows<type>(work, state, tile, rows, scores, factor, exp,
                    [&](int r, int v, F weights) CHAIRLIFT_ALWAYS { store(scores + r * kKeyTile + v * kLanes, weights); });
 
@@ -28,15 +28,15 @@ static void attend_rows(const Work& work, const State& state, const TileWork& ti
     multiply_scratch<kRows>(product, {work.values, work.stride}, out_vectors);
   } else {
     for (int column = 0; column < work.shape.head_dim; column += kBlockVectors * kLanes)
-      multiply<kRows, kBlockVectors>(product, Values<type>{tile.tile, tile.next}, column);
+      multiply<kRows, kBlockVectors>(product, Values<type>{tile.tile, tile.ahead}, column);
   }
 }
 
 template <KVType type>
 static void attend_tile(const Work& work, const State& state, const TileWork& tile) {
   if (work.keys) {
-    load_keys<type>(work, tile.tile, tile.next);
-    load_values<type>(work, tile.tile, tile.next);
+    load_keys<type>(work, tile.tile, tile.ahead);
+    load_values<type>(work, tile.tile, tile.ahead);
   }
   const int pieces = (work.rows_per_head + kBlockRows - 1) / kBlockRows;
   for (int piece = 0; piece < pieces; ++piece) {
@@ -76,7 +76,7 @@ static void prefetch_first_tile(const AttentionShape& shape, const PagedKV& kv, 
   const int64_t row_bytes = static_cast<int64_t>(shape.head_dim) * value_bytes(type);
   TileRows rows;
   find_tile<type>(shape, kv, splits.block, first_tile(splits.block, splits.first_split), rows);
-  prefetch_rest(tile_at(rows, kv, 0, 0), {{}, 0, 0}, row_bytes);
+  Ahead(rows, tile_at(rows, kv, 0, 0), row_bytes, 0, 1).prefetch_rest();
 }
 
 static void prefetch(const AttentionShape& shape, const PagedKV& kv, const SplitRange& splits) {

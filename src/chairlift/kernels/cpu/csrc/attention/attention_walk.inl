@@ -48,12 +48,12 @@ static inline void cap_scores(float* scores, float soft_cap, int num_rows, int n
     }
 }
 
-// One tile at one head of the block. The next tile is prefetched during its computation.
+// One tile at one head of the block.
 struct TileWork {
   int64_t first_key;
   int head;
   Tile tile;
-  Tile next;
+  Ahead& ahead;  // what is prefetched during its computation
   const TileScales& scales;
 };
 
@@ -122,15 +122,6 @@ static CHAIRLIFT_INLINE void weigh_rows(const Work& work, const State& state, co
   }
 }
 
-// Prefetches the rows of a tile that the tile before it did not prefetch: those outside its own range of keys.
-static CHAIRLIFT_INLINE void prefetch_rest(const Tile& next, const TileRows& done, int64_t row_bytes) {
-  for (int k = next.rows->begin; k < next.rows->end; ++k) {
-    if (k >= done.begin && k < done.end) continue;
-    prefetch(next.key(k), row_bytes);
-    prefetch(next.value(k), row_bytes);
-  }
-}
-
 // The current and the next tile of a walk, which ends with the first tile of the next task.
 struct Walk {
   TileRows rows[2];
@@ -169,16 +160,15 @@ static void attend_tiles(const Work& work, const State& state, int split, const 
     const bool is_last = tile_key + kKeyTile >= end;
     if (!is_last) find_tile<type>(work.shape, work.kv, work.block, tile_key + kKeyTile, *walk.next);
     else if (next) find_tile<type>(work.shape, work.kv, *next, next_key, *walk.next);
-    else *walk.next = *walk.current;
+    Ahead ahead;
+    if (!is_last || next)
+      ahead = {*walk.next, tile_at(*walk.next, work.kv, 0, 0), row_bytes, head_bytes,
+               is_last ? next->num_kv_heads : num_heads};
     for (int head = 0; head < num_heads; ++head) {
-      const bool is_last_head = head + 1 == num_heads;
-      const Tile tile = tile_at(*walk.current, work.kv, head_bytes, head);
-      const Tile ahead = is_last_head ? tile_at(*walk.next, work.kv, head_bytes, 0)
-                               : tile_at(*walk.current, work.kv, head_bytes, head + 1);
       if (type == KVType::int8) find_scales(work, tile_key, head, *walk.current, scales);
-      attend_tile(state, TileWork{tile_key, head, tile, ahead, scales});
-      if (is_last_head) prefetch_rest(ahead, *walk.current, row_bytes);
+      attend_tile(state, TileWork{tile_key, head, tile_at(*walk.current, work.kv, head_bytes, head), ahead, scales});
     }
+    ahead.prefetch_rest();
     TileRows* const done = walk.current;
     walk.current = walk.next;
     walk.next = done;
