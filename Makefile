@@ -24,7 +24,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native stub configure serve lesson test test-on-cluster docs-check fuzz fuzz-api fuzz-cost soak soak-attack test-pages test-clients findings load-test test-wheel test-install test-without-compiler sanitize sanitize-address sanitize-thread check format bench wheel release clean
+.PHONY: help venv native stub configure serve lesson test test-on-cluster docs-check fuzz fuzz-api fuzz-cost soak soak-attack test-pages test-clients findings load-test test-wheel test-install test-without-compiler test-triton sanitize sanitize-address sanitize-thread check format bench wheel release clean
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -158,6 +158,20 @@ WITHOUT_KERNELS = $(addprefix tests/,$(CLI_TESTS:%=cli/test_cli.py::test_%) $(PL
 
 test-without-compiler: venv ## Install without a compiler, and run the tests that can differ (a choice: ARGS=...).
 	.ci/with-package build/installed/pure . -m $(PYTEST) $(or $(ARGS),$(WITHOUT_KERNELS))
+
+# Not in constraints.txt: torch with CUDA requires another exact version, with which TRITON=3.7.1 tests torch 2.13's.
+TRITON ?= 3.9.0
+TRITON_FOLDER := build/triton-$(TRITON)
+WITH_TRITON = PYTHONPATH=$(TRITON_FOLDER) $(BIN)/python -m
+
+$(TRITON_FOLDER): | $(TOOLS)
+	@echo "Installing Triton $(TRITON) into $@, which takes about 1 GB."
+	@rm -rf $@.new && $(PIP_INSTALL) --no-deps --target $@.new triton==$(TRITON) && mv $@.new $@ && touch $@
+
+test-triton: venv $(TRITON_FOLDER) ## Test the Triton kernels without a GPU: interpreted, compiled, and the benchmark of GPUs in small.
+	TRITON_INTERPRET=1 $(WITH_TRITON) $(PYTEST) tests/triton_set $(ARGS)
+	$(WITH_TRITON) $(PYTEST) tests/triton_compile
+	$(WITH_TRITON) benchmarks.gpu --interpret
 
 sanitize: sanitize-address sanitize-thread ## Test the native kernels in C++, under sanitizers: addresses, undefined behaviour, threads.
 

@@ -65,7 +65,7 @@ def test_arguments_are_parsed_from_docstrings() -> None:
     }
 
 
-NAMES = {"False", "Hugging", "Ray", "None", "OpenAI", "Poisson", "Python", "True"}
+NAMES = {"False", "Hugging", "Ray", "None", "OpenAI", "Poisson", "Python", "Triton", "True"}
 """First words of descriptions that are names."""
 
 
