@@ -78,3 +78,18 @@ class SamplingKernels(Protocol):
             tokens in order. A rank is 1 + the number of likelier tokens, so ties share a rank.
         """
         ...
+
+
+def top_logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, num_top: int, log_sums: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Compute `SamplingKernels.logprobs` from the logsumexp of the logits, float32 [N, 1]."""
+    chosen = logits.gather(1, token_ids[:, None])
+    chosen_ranks = 1 + (logits > chosen).sum(dim=1, keepdim=True)
+    top = logits.topk(min(num_top, logits.shape[1]), dim=1)
+    top_ranks = 1 + (top.values[:, None, :] > top.values[:, :, None]).sum(dim=2)
+    return (
+        torch.cat((token_ids[:, None], top.indices), dim=1),
+        torch.cat((chosen, top.values), dim=1) - log_sums,
+        torch.cat((chosen_ranks, top_ranks), dim=1),
+    )

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from chairlift.kernels.sampling import Bits, IntArray, SamplingParameters, TokenSampler
+from chairlift.kernels.sampling import Bits, IntArray, SamplingParameters, TokenSampler, top_logprobs
 from chairlift.worker.random_stream import uniform
 from chairlift.worker.request_rows import to_device
 
@@ -40,15 +40,7 @@ class TorchSampling:
     def logprobs(
         self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        chosen = logits.gather(1, token_ids[:, None])
-        chosen_ranks = 1 + (logits > chosen).sum(dim=1, keepdim=True)
-        top = logits.topk(min(num_top, logits.shape[1]), dim=1)
-        top_ranks = 1 + (top.values[:, None, :] > top.values[:, :, None]).sum(dim=2)
-        return (
-            torch.cat((token_ids[:, None], top.indices), dim=1),
-            torch.cat((chosen, top.values), dim=1) - logits.logsumexp(dim=1, keepdim=True),
-            torch.cat((chosen_ranks, top_ranks), dim=1),
-        )
+        return top_logprobs(logits, token_ids, num_top, logits.logsumexp(dim=1, keepdim=True))
 
 
 class TorchSampler:
