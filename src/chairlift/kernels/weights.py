@@ -40,7 +40,13 @@ class Weights(Protocol):
     """A source of named parameters: a safetensors folder, a GGUF file, or random numbers.
 
     Names follow Hugging Face (`model.layers.0.self_attn.q_proj.weight`), also where the file uses other names.
+
+    Attributes:
+        dtype, device: the compute dtype and the compute device.
     """
+
+    dtype: torch.dtype
+    device: torch.device
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The parameter, in the compute dtype, on the compute device, contiguous.

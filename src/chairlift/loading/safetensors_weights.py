@@ -202,7 +202,7 @@ class SafetensorsWeights(FileWeights):
         return stored.select_rows(tensor.t() if stored.is_transposed else tensor, self._head_dim)
 
     def _read_packed(self, stored: StoredName) -> PackedRows:
-        tensor = self._read(stored)
+        tensor = self._read(stored).cpu()
         return packed_tensor(tensor.reshape(-1, tensor.shape[-1]))
 
     def _check_format(self, file_name: str) -> None:
