@@ -18,7 +18,7 @@ from chairlift.system.output_files import check_writable
 
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair", "srpt", "mlfq", "dlpm", "edf")
 LENGTH_PREDICTORS = ("none", "max_tokens", "history", "oracle")
-KERNEL_SETS = ("auto", "native", "torch")
+KERNEL_SETS = ("auto", "native", "torch", "triton")
 QUANTIZATIONS = ("int8", "q8_0", "q4_0", "q4_1")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8")
 BATCHINGS = ("continuous", "static")
@@ -174,7 +174,9 @@ class EngineConfig:
         choices=DTYPES,
     )
     kernels: str = option(
-        "auto", "Kernel set. auto is native on the CPU if it is compiled, else torch.", choices=KERNEL_SETS
+        "auto",
+        "Kernel set. auto is native on the CPU if it is compiled, triton on CUDA if it is installed, else torch.",
+        choices=KERNEL_SETS,
     )
     quantization: str | None = option(
         None,
@@ -456,12 +458,12 @@ class EngineConfig:
         if self.kernels == "native":
             raise ConfigError(f"kernels=native cannot be combined with {conflict}: remove one of them")
         if self.quantization is not None:
-            option = f"quantization={self.quantization}"
-        elif self.kv_cache_dtype == "int8":
-            option = "kv_cache_dtype=int8"
+            option, needed = f"quantization={self.quantization}", "native"
+        elif self.kv_cache_dtype == "int8" and not self.may_use_triton:
+            option, needed = "kv_cache_dtype=int8", "native or triton"
         else:
             return
-        raise ConfigError(f"{option} needs native kernels and cannot be combined with {conflict}: remove one of them")
+        raise ConfigError(f"{option} needs {needed} kernels and cannot be combined with {conflict}: remove one of them")
 
     def _check_classifier(self) -> None:
         if (tokens := self.classifier_from_token) is None:
@@ -506,6 +508,11 @@ class EngineConfig:
         if self.device != "cpu":
             return f"device={self.device}"
         return None if self.dtype in ("auto", "float32") else f"dtype={self.dtype}"
+
+    @property
+    def may_use_triton(self) -> bool:
+        """Whether triton kernels are chosen, or are the default of the device."""
+        return self.kernels == "triton" or (self.kernels == "auto" and self.device_type == "cuda")
 
     @property
     def needs_predictor(self) -> bool:

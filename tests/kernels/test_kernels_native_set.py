@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
 from unittest.mock import patch
 
 import gguf
@@ -24,6 +25,8 @@ from chairlift.kernels.cpu.native_set import NativeKernelSet
 from chairlift.kernels.cpu.repacking import RepackingLoss, pack, repacking_notes
 from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, Prologue
 from chairlift.kernels.kernel_set import MAX_THREADS, KernelsUnavailableError, get_kernels
+from chairlift.kernels.triton import triton_set
+from chairlift.kernels.triton.triton_set import TritonKernelSet
 from chairlift.kernels.weight_formats import BYTES_PER_INPUT
 from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows, Weights, packed_tensor
 from support.case_loop import loop_over
@@ -299,6 +302,7 @@ def test_the_limits_are_those_of_the_extension() -> None:
 
 def test_options_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NativeKernelSet, "check_available", lambda _set: None)
+    monkeypatch.setattr(TritonKernelSet, "check_available", lambda _set: None)
 
     def chosen(**options: object) -> tuple[str, str, str, str | None]:
         settled = choose_kernels(EngineConfig(**options), "bfloat16")  # type: ignore[arg-type]
@@ -307,8 +311,11 @@ def test_options_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen() == ("native", "float32", "bfloat16", None)
     assert chosen(quantization="q8_0", kv_cache_dtype="int8") == ("native", "float32", "int8", "q8_0")
     assert chosen(dtype="bfloat16") == ("torch", "bfloat16", "bfloat16", None)
-    assert chosen(device="cuda") == ("torch", "bfloat16", "bfloat16", None)
-    assert chosen(device="cuda", dtype="float16") == ("torch", "float16", "float16", None)
+    assert chosen(device="cuda") == ("triton", "bfloat16", "bfloat16", None)
+    assert chosen(device="cuda", dtype="float16") == ("triton", "float16", "float16", None)
+    assert chosen(device="cuda:1", kv_cache_dtype="int8") == ("triton", "bfloat16", "int8", None)
+    assert chosen(device="cuda", kernels="torch") == ("torch", "bfloat16", "bfloat16", None)
+    assert chosen(kernels="triton", kv_cache_dtype="bfloat16") == ("triton", "float32", "bfloat16", None)
     assert chosen(kernels="torch") == ("torch", "float32", "float32", None)
 
 
@@ -330,6 +337,31 @@ def test_without_the_extension_torch_is_used_with_one_warning(
             choose_kernels(EngineConfig(**options), "float32")  # type: ignore[arg-type]
 
 
+def test_without_triton_torch_is_used_on_cuda(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(triton_set, "find_spec", lambda _name: None)
+    choice._warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING, logger="chairlift"):
+        assert choose_kernels(EngineConfig(device="cuda"), "bfloat16").kernels == "torch"
+    remedy = r"triton is not installed: pip install 'chairlift\[gpu\]'"
+    assert re.match(remedy, caplog.messages[0])
+    with pytest.raises(KernelsUnavailableError, match=remedy):
+        choose_kernels(EngineConfig(device="cuda", kv_cache_dtype="int8"), "bfloat16")
+    with pytest.raises(KernelsUnavailableError, match=remedy):
+        get_kernels("triton")
+
+
+def test_triton_needs_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_set, "find_spec", lambda _name: True)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(
+        KernelsUnavailableError, match="triton kernels need a CUDA device, and torch finds none: choose"
+    ):
+        get_kernels("triton")
+
+
 @loop_over(
     ("options", "message"),
     [
@@ -344,7 +376,11 @@ def test_without_the_extension_torch_is_used_with_one_warning(
             "quantization=q8_0 needs native kernels and cannot be combined with device=cuda",
         ),
         ({"quantization": "q5_0"}, "quantization must be one of int8, q8_0, q4_0, q4_1, got 'q5_0'"),
-        ({"kv_cache_dtype": "int8", "kernels": "torch"}, "kv_cache_dtype=int8 needs native kernels"),
+        ({"kv_cache_dtype": "int8", "kernels": "torch"}, "kv_cache_dtype=int8 needs native or triton kernels"),
+        (
+            {"quantization": "int8", "kernels": "triton"},
+            "quantization=int8 needs native kernels and cannot be combined with kernels=triton",
+        ),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype must be one of auto, bfloat16, float32, int8, got 'fp8'"),
     ],
 )

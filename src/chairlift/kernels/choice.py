@@ -18,7 +18,7 @@ class KernelChoice:
     """The kernel set and number formats that the options of an engine resolve to.
 
     Attributes:
-        kernels: "native" or "torch".
+        kernels: "native", "triton" or "torch".
         dtype: the type of activations, and of weights except with native kernels.
         kv_cache_dtype: the type of K and V in memory.
         quantization: the format of all matrices; None keeps the formats of the file.
@@ -48,7 +48,7 @@ def choose_kernels(config: EngineConfig, file_dtype: str, *, is_pooling: bool = 
             so their size matters less than the exactness of the result.
 
     Raises:
-        ConfigError: native kernels cannot be loaded, and `quantization` or `kv_cache_dtype` needs them.
+        ConfigError: native or triton kernels cannot be loaded, and `quantization` or `kv_cache_dtype` needs them.
     """
     kernels = _kernel_set(config)
     dtype = config.dtype
@@ -63,19 +63,25 @@ def choose_kernels(config: EngineConfig, file_dtype: str, *, is_pooling: bool = 
 def _kernel_set(config: EngineConfig) -> str:
     if config.kernels != "auto":
         return config.kernels
+    if config.may_use_triton:
+        return _available("triton", config, "gather K and V for each layer")
     if config.native_conflict is not None:
         return "torch"
-    needs_native = config.quantization is not None or config.kv_cache_dtype == "int8"
+    return _available("native", config, "are several times slower and keep weights in float32")
+
+
+def _available(name: str, config: EngineConfig, drawback: str) -> str:
+    """The kernel set with a name, or torch with a warning of its drawback if this machine cannot load the set."""
     try:
-        find_kernel_set("native").check_available()
+        find_kernel_set(name).check_available()
     except KernelsUnavailableError as error:
-        if needs_native:
+        if config.quantization is not None or config.kv_cache_dtype == "int8":
             raise
-        _warn_once(str(error))
+        _warn_once(f"{error}. The torch kernels are used, which {drawback}")
         return "torch"
-    return "native"
+    return name
 
 
 @cache
-def _warn_once(reason: str) -> None:
-    logger.warning("%s. The torch kernels are used, which are several times slower and keep weights in float32", reason)
+def _warn_once(message: str) -> None:
+    logger.warning("%s", message)

@@ -91,6 +91,7 @@ class KernelSet(ABC):
 KERNEL_SETS: Final = {
     "native": "chairlift.kernels.cpu.native_set:NativeKernelSet",
     "torch": "chairlift.kernels.torch_set:TorchKernelSet",
+    "triton": "chairlift.kernels.triton.triton_set:TritonKernelSet",
 }
 """Name of a kernel set -> the module and name of its `KernelSet`."""
 

@@ -27,9 +27,9 @@ from chairlift.lab.planning.planned_workload import PlannedWorkload
 from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, make_plan
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import DEVICES
+from chairlift.lab.sim.kernel_roofline import KernelRoofline
 from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.published_models import MODEL_SHAPES
-from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.loading.model_source import FolderSource, declared_formats
 
@@ -158,7 +158,11 @@ def test_a_plan_counts_the_states_and_the_logits_of_draft_tokens(tiny_model_dir:
 @pytest.mark.parametrize(
     ("memory_bytes", "options", "match"),
     [
-        (25 * GIB, {}, "memory=25 GiB leaves nothing for K and V: the weights take 23.94 GiB and the activations"),
+        (
+            25 * GIB,
+            {"kernels": "torch"},
+            "memory=25 GiB leaves nothing for K and V: the weights take 23.94 GiB and the activations",
+        ),
         (None, {}, "give memory, kv_cache_memory_bytes or num_kv_blocks"),
         (30 * GIB, {"num_kv_blocks": 5}, "give memory, kv_cache_memory_bytes or num_kv_blocks"),
         (None, {"num_kv_blocks": 5, "max_model_len": 81}, "max_model_len=81 exceeds the 80 tokens"),
@@ -281,7 +285,7 @@ def test_times_are_those_of_the_cost_model() -> None:
     speed = plan.speed
     assert speed is not None
     assert speed.batch_size == plan.fit.num_running == 20
-    cost = Roofline(ModelShape("opt-13b", OPT_13B.config), A100)
+    cost = KernelRoofline(ModelShape("opt-13b", OPT_13B.config), A100)
     assert speed.itl == cost.seconds(StepShape(20, 20, 20, 20 * 130, 20 * 130))
     assert speed.itl_longest == cost.seconds(StepShape(20, 20, 20, 20 * 159, 20 * 159))
     chunks = [StepShape(64, 1, 0, 64, 64 * 65 // 2), StepShape(36, 1, 1, 100, 36 * 64 + 36 * 37 // 2)]
