@@ -28,6 +28,7 @@ from chairlift.lab.metrics.run import REPORTED_METRICS, RunMetrics, RunTally
 from chairlift.lab.sim.cost_model import CostModel
 from chairlift.lab.sim.devices import DEVICES, Device, find_device
 from chairlift.lab.sim.fitted_cost_model import FittedCostModel, fit_cost_model
+from chairlift.lab.sim.kernel_roofline import device_roofline
 from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.lab.sim.roofline import Roofline, block_copy_seconds
@@ -181,7 +182,7 @@ def run_simulations(
     device = find_device(options.device)
     model = find_model(config.model, device)
     log = None if options.fitted_to is None else list(read_events(options.fitted_to))
-    cost_model: Roofline | FittedCostModel = Roofline(model, device, options.tensor_parallel_size)
+    cost_model: Roofline | FittedCostModel = device_roofline(model, device, options.tensor_parallel_size)
     if log is not None:
         cost_model = fit_cost_model(log, str(options.fitted_to))
     recorded = next((event for event in log or () if isinstance(event, EngineStarted)), None)

@@ -19,6 +19,8 @@ def print_plan(plan: DeploymentPlan, *, as_json: bool = False) -> None:
     parts: list[RenderableType] = [_memory_table(plan), _fit_table(plan)]
     if plan.speed is not None:
         parts += [constants_table(plan.speed.constants), _speed_table(plan.speed)]
+        if plan.speed.kernels:
+            parts.append(_kernel_table(plan.speed))
     fits = [policy.fit for policy in plan.policies]
     errors = [f"{fit.pool.name}: {fit.error}" for fit in fits if fit.error is not None]
     parts += [f"- {note}" for note in [*errors, *plan.notes]]
@@ -109,6 +111,21 @@ def _speed_table(speed: PredictedSpeed) -> Table:
     table.add_row("output tokens/s under load", number(run.output_tokens_per_s))
     table.add_row("mean batch size under load", number(run.mean_batch_size))
     table.add_row("preemptions under load", number(run.preemptions))
+    return table
+
+
+def _kernel_table(speed: PredictedSpeed) -> Table:
+    """The kernels of a decode step, without the overheads of the constants above."""
+    table = make_table(
+        f"Predicted kernels of a decode step of {speed.batch_size} requests",
+        ["kernel", "calls", "MB", "ms", "share, %"],
+        "in the middle of their outputs, by the constants above; never measured",
+    )
+    for cost in speed.kernels:
+        cells = (f"{cost.num_calls:,}", number(cost.num_bytes / 1e6)) if cost.num_calls else ("", "")
+        table.add_row(cost.name, *cells, number(cost.seconds * 1e3), number(100 * cost.seconds / speed.itl))
+    total = sum(cost.num_bytes for cost in speed.kernels)
+    table.add_row("together", "", number(total / 1e6), number(speed.itl * 1e3), "100", style="bold")
     return table
 
 

@@ -25,8 +25,9 @@ from chairlift.kernels.kernel_memory import DTYPE_BYTES, total
 from chairlift.lab.planning.planned_workload import PlannedWorkload, accepted_lengths
 from chairlift.lab.planning.predicted_speed import PredictedSpeed, predict_speed
 from chairlift.lab.sim.devices import Device
+from chairlift.lab.sim.kernel_roofline import device_roofline
 from chairlift.lab.sim.model_shape import ModelShape
-from chairlift.lab.sim.roofline import Roofline, block_copy_seconds
+from chairlift.lab.sim.roofline import block_copy_seconds
 from chairlift.lab.sim.simulator import SimConfig
 from chairlift.models.declaration.model_config import ModelConfig
 from chairlift.models.torch_operations import fallback_notes
@@ -168,7 +169,7 @@ def make_plan(
         sim = _sim_config(model, config, memory, limits, hardware)
         assert sim.model is not None
         lengths = accepted_lengths(pool, load)
-        speed = predict_speed(Roofline(sim.model, hardware), sim, lengths, fit.num_running, load)
+        speed = predict_speed(device_roofline(sim.model, hardware), sim, lengths, fit.num_running, load)
     serve, notes = serve_command(model, config, memory), _notes(model, config, fit, memory.choice, hardware)
     if replicas > 1:
         serve += f" --replicas {replicas}"

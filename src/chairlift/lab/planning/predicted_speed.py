@@ -13,6 +13,7 @@ from chairlift.engine.startup.pool_capacity import RequestLengths
 from chairlift.lab.metrics.run import RunMetrics, RunTally
 from chairlift.lab.planning.planned_workload import PlannedWorkload
 from chairlift.lab.sim.cost_model import CostModel, StepShape
+from chairlift.lab.sim.kernel_roofline import KernelCost, KernelRoofline
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.arrivals import ArrivalProcess
@@ -33,6 +34,7 @@ class PredictedSpeed:
         constants: (name, value) of the cost model.
         batch_size: number of requests that decode together, for the next three fields.
         itl: time of their step in the middle of their outputs.
+        kernels: the kernels of that step; empty on a CPU.
         itl_longest: time of their step if all are at their last token.
         decode_tokens_per_s: output tokens per second without prompts.
         ttft_alone: TTFT of one request of mean lengths on an idle engine; None if such a request is rejected.
@@ -43,6 +45,7 @@ class PredictedSpeed:
     constants: list[tuple[str, str]]
     batch_size: int
     itl: float
+    kernels: list[KernelCost]
     itl_longest: float
     decode_tokens_per_s: float
     ttft_alone: float | None
@@ -69,11 +72,13 @@ def predict_speed(
     batch = list(islice(lengths, batch_size))
     half = sum(prompt + (output + 1) // 2 for prompt, output, _ in batch)
     longest = sum(prompt + output - 1 for prompt, output, _ in batch)
-    itl = cost_model.seconds(_decode(len(batch), half))
+    step = _decode(len(batch), half)
+    itl = cost_model.seconds(step)
     return PredictedSpeed(
         constants=cost_model.constants(),
         batch_size=len(batch),
         itl=itl,
+        kernels=cost_model.costs(step) if isinstance(cost_model, KernelRoofline) else [],
         itl_longest=cost_model.seconds(_decode(len(batch), longest)),
         decode_tokens_per_s=len(batch) / itl,
         ttft_alone=_ttft_alone(cost_model, config, lengths),

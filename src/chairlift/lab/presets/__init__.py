@@ -132,7 +132,10 @@ def print_title(preset: Preset) -> None:
 
 def print_preset(preset: Preset, results: list[StudyResult], as_json: bool = False) -> None:
     """Print the constants, the tables and the notes, or one line of JSON."""
-    constants = dict(pair for result in results for pair in result.study.constants())
+    values: dict[str, dict[str, None]] = {}
+    for name, value in (pair for result in results for pair in result.study.constants()):
+        values.setdefault(name, {})[value] = None
+    constants = {name: "; ".join(found) for name, found in values.items()}
     parts: list[RenderableType] = [
         constants_table(constants.items()),
         *(result.table() for result in results),

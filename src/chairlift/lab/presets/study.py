@@ -25,6 +25,7 @@ from chairlift.lab.metrics.run import REPORTED_METRICS
 from chairlift.lab.sim.devices import DEVICES, Device
 from chairlift.lab.sim.disaggregation import Instances
 from chairlift.lab.sim.executor import TOP_TOKEN
+from chairlift.lab.sim.kernel_roofline import KernelRoofline
 from chairlift.lab.sim.model_shape import ModelShape
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.roofline import Roofline, block_copy_seconds
@@ -113,7 +114,8 @@ class StudySystem:
 
     @cached_property
     def cost_model(self) -> Roofline:
-        return Roofline(self.model, self.device, self.engine.get("tensor_parallel_size", 1))
+        roofline = KernelRoofline if self.engine.get("has_each_kernel") else Roofline
+        return roofline(self.model, self.device, self.engine.get("tensor_parallel_size", 1))
 
     @property
     def instances(self) -> Instances | None:
