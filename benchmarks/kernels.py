@@ -14,17 +14,17 @@ seconds.
 from __future__ import annotations
 
 import argparse
-import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import gguf
 import torch
+from benchmarks.attention_steps import AttentionCase, attention_metadata
 from benchmarks.common import print_result
 from benchmarks.products import Product, head_product, layer_products
 from rich.table import Table
@@ -34,7 +34,7 @@ from chairlift.engine.startup.threads import default_num_threads
 from chairlift.engine.startup.weight_plan import MatrixFormats, file_parts
 from chairlift.errors import ConfigError
 from chairlift.kernels.activations import NATIVE_PROLOGUES, find_activation
-from chairlift.kernels.attention import AttentionMetadata, AttentionShape, KVCache, RotaryStep
+from chairlift.kernels.attention import AttentionShape, KVCache, RotaryStep
 from chairlift.kernels.choice import choose_kernels
 from chairlift.kernels.cpu import load, native
 from chairlift.kernels.cpu.attention import NativeAttention, NativeAttentionPlan
@@ -306,16 +306,6 @@ def _prologue(product: Product) -> Prologue:
 # -- attention -----------------------------------------------------------------------------------------------------
 
 
-class AttentionCase(NamedTuple):
-    """The size of an attention pass: `num_queries` are the last tokens of each sequence of `context` tokens, and the
-    first `num_shared` are in the same blocks for all sequences."""
-
-    num_seqs: int
-    num_queries: int
-    context: int
-    num_shared: int = 0
-
-
 class AttentionPass:
     """A pass over norm, rotation, KV writes and attention of all layers, with blocks in random order.
 
@@ -397,28 +387,6 @@ def _filled_cache(backend: NativeAttention, num_blocks: int, block_size: int, ge
         if kept is not None:
             kept.copy_(torch.randn(kept.shape[1:], generator=generator) * (40 if kept.dtype == torch.int8 else 1))
     return cache
-
-
-def attention_metadata(case: AttentionCase, block_size: int) -> AttentionMetadata:
-    """The metadata of a step of equally long sequences whose blocks are in random order."""
-    num_seqs, num_queries, context, num_shared = case
-    per_seq = -(-context // block_size)
-    order = list(range(num_seqs * per_seq))
-    random.Random(0).shuffle(order)
-    tables = torch.tensor(order, dtype=torch.int32).view(num_seqs, per_seq)
-    tables[:, : num_shared // block_size] = tables[0, : num_shared // block_size]
-    positions = torch.arange(context - num_queries, context)
-    slots = tables[:, positions // block_size].long() * block_size + positions % block_size
-    starts = list(range(0, num_seqs * num_queries + 1, num_queries))
-    return AttentionMetadata(
-        query_start_loc=torch.tensor(starts, dtype=torch.int32),
-        seq_lens=torch.full((num_seqs,), context, dtype=torch.int32),
-        block_tables=tables,
-        slot_mapping=slots.flatten(),
-        query_start_loc_host=starts,
-        seq_lens_host=[context] * num_seqs,
-        block_size=block_size,
-    )
 
 
 # -- measurements --------------------------------------------------------------------------------------------------

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.attention_steps import AttentionCase, attention_metadata
 from benchmarks.burst_ceiling import burst_work
 from benchmarks.kernels import (
     LAYERS,
-    AttentionCase,
     AttentionPass,
     CeilingMeter,
     KernelWork,
     LinearPass,
     Measurement,
-    attention_metadata,
 )
 
 from benchmarks import kernels

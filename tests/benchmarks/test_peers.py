@@ -299,8 +299,12 @@ def test_vllm_computes_in_the_data_type_of_the_folder(
     monkeypatch.setattr(vllm, "environment", lambda *_: Path("env/bin/python"))
     monkeypatch.setattr(vllm, "hf_folder", lambda *_: Path("float32"))
     monkeypatch.setattr(vllm, "w8a8_folder", lambda *_: Path("w8a8"))
-    options = {"weights": None, "token_budget": 1, "kv_gib": 1, "seats": 4, "peer_seats": None}
+    options = {"weights": None, "token_budget": 1, "kv_gib": 1, "seats": 4, "peer_seats": None, "zen": False}
     model = tiny_model_dir("llama")
+    with_zentorch = vllm.settings(peer_context(model, **options | {"zen": True}))
+    assert [each.label for each in with_zentorch] == [
+        f"{weights}, 4 seats, token budget 1, zentorch" for weights in ("w8a8", "float32")
+    ]
     settings = vllm.settings(peer_context(model, **options)), vllm.settings(peer_context(Path("m.gguf"), **options))
     given = [[(s.options["model"], s.options["dtype"]) for s in of_model] for of_model in settings]
     dtype = json.loads((model / "config.json").read_text())["dtype"]

@@ -20,10 +20,12 @@ vllm: Any = import_module("vllm")
 
 
 def build(options: dict[str, Any]) -> Any:
-    """Create the engine. The options are model (a folder), dtype, seats, token_budget and max_model_len."""
+    """Create the engine. The options are model (a folder), dtype, seats, token_budget and max_model_len, and
+    perhaps load_format."""
     arguments = vllm.EngineArgs(
         model=options["model"],
         dtype=options["dtype"],
+        load_format=options.get("load_format", "auto"),
         max_num_seqs=options["seats"],
         max_num_batched_tokens=options["token_budget"],
         max_model_len=options["max_model_len"],

@@ -1,0 +1,1 @@
+"""The first session on a GPU in one command, `python -m benchmarks.gpu`."""
