@@ -13,7 +13,7 @@ from typing import Any
 
 import requests
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import HealthCheck, Phase, example, given, seed, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
@@ -127,6 +127,7 @@ def fuzz_bodies(url: str, num_cases: int, run_seed: int) -> Counter[int]:
     @seed(run_seed)
     @settings(max_examples=num_cases, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(path=st.sampled_from(sorted(VALID_BODIES)), body=bodies)
+    @example(path=next(iter(VALID_BODIES)), body=wholes[0])
     def run(path: str, body: bytes) -> None:
         headers = {"Content-Type": "application/json"}
         response = session.post(f"{url}{path}", data=body, headers=headers, timeout=ANSWER_TIMEOUT_SECONDS)
