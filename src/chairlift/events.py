@@ -27,7 +27,7 @@ class EngineStarted:
     Attributes:
         static_batch_size, static_run_to: None unless `batching` is "static".
         kv_arena: the allocator of reservations; None if `kv` is not a reservation policy.
-        kernels: "native" or "torch"; "" in a simulation.
+        kernels: "native", "triton" or "torch"; "" in a simulation.
         kv_cache_dtype: the data type of K and V; "" in a simulation.
         quantization: the configured format of the weights; None leaves them as in the file.
         weight_bytes: bytes of weights that each step reads from memory; 0 in a simulation. If the model has experts, a

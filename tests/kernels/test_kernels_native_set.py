@@ -360,6 +360,8 @@ def test_triton_needs_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
         KernelsUnavailableError, match="triton kernels need a CUDA device, and torch finds none: choose"
     ):
         get_kernels("triton")
+    with pytest.raises(ConfigError, match="kernels=triton needs device=cuda, got cpu: choose"):
+        choose_kernels(EngineConfig(kernels="triton"), "bfloat16")
 
 
 @loop_over(

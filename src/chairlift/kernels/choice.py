@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 from functools import cache
 
 from chairlift.config import EngineConfig
+from chairlift.errors import ConfigError
 from chairlift.kernels.kernel_memory import KernelMemory
 from chairlift.kernels.kernel_set import KernelsUnavailableError, find_kernel_set
 
@@ -48,7 +50,8 @@ def choose_kernels(config: EngineConfig, file_dtype: str, *, is_pooling: bool = 
             so their size matters less than the exactness of the result.
 
     Raises:
-        ConfigError: native or triton kernels cannot be loaded, and `quantization` or `kv_cache_dtype` needs them.
+        ConfigError: native or triton kernels cannot be loaded, and `quantization` or `kv_cache_dtype` needs them; or
+            triton kernels are chosen for the CPU, except for the interpreter of Triton.
     """
     kernels = _kernel_set(config)
     dtype = config.dtype
@@ -61,6 +64,10 @@ def choose_kernels(config: EngineConfig, file_dtype: str, *, is_pooling: bool = 
 
 
 def _kernel_set(config: EngineConfig) -> str:
+    if config.kernels == "triton" and config.device_type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ConfigError(
+            f"kernels=triton needs device=cuda, got {config.device}: choose kernels=native or kernels=torch"
+        )
     if config.kernels != "auto":
         return config.kernels
     if config.may_use_triton:

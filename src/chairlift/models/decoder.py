@@ -300,7 +300,7 @@ def build_model(
 
     Args:
         dtype, device: the type and device of the activations, which `weights` must use as well.
-        kernels: the name of the kernel set: "native" or "torch".
+        kernels: the name of the kernel set: "native", "triton" or "torch".
         quantization: the format of all matrices under native kernels, or None for the format of the file.
         kv_cache_dtype: the type of K and V in memory, or None for `dtype`.
         max_model_len, has_pooling: see DecoderModel.

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 
 from chairlift.kernels.lora import NO_ADAPTER, IntArray, LoraBatch, LoraLayer, LoraPart
-from chairlift.kernels.triton.launch import Launch, pointer
-from chairlift.kernels.triton.products import TritonLinear, aligned
+from chairlift.kernels.triton.launch import Launch, aligned, pointer
+from chairlift.kernels.triton.products import TritonLinear
 
 MAX_TOKENS: Final = 1 << 16
 """The number of rows of a step for which the memory of their slots is not allocated again."""
@@ -86,12 +86,14 @@ def _expand(
 
 @cache
 def shrink_launch(inputs: int, max_rank: int, dtype: torch.dtype) -> Launch:
+    """The launch of `_shrink`."""
     constants = {"IN": inputs, "MAX_RANK": max_rank, "RANKS": RANKS, "BLOCK": INPUTS}
     return Launch(_shrink, constants, (pointer(dtype), pointer(dtype), "*i32", "*i32", "*fp32"))
 
 
 @cache
 def expand_launch(outputs: int, width: int, first: int, max_rank: int, dtype: torch.dtype) -> Launch:
+    """The launch of `_expand`."""
     sizes = {"OUT": outputs, "WIDTH": width, "FIRST": first, "MAX_RANK": max_rank}
     constants = {**sizes, "RANKS": RANKS, "BLOCK": OUTPUTS}
     return Launch(_expand, constants, ("*fp32", pointer(dtype), "*i32", "*i32", pointer(dtype)))
@@ -118,12 +120,12 @@ class DeviceSlots:
     def _update(self, slots: IntArray) -> None:
         if len(slots) > len(self.slots):
             self.slots = self.slots.new_empty(2 * len(slots))
-        self.slots[: len(slots)].copy_(torch.from_numpy(slots.astype(np.int32)))
+        self.slots[: len(slots)].copy_(torch.from_numpy(slots.astype(np.int32)), non_blocking=True)
         if (slots >= 0).any():
             for part, copied, ranks in self._parts:
                 if not np.array_equal(part.ranks, copied):
                     copied[:] = part.ranks
-                    ranks.copy_(torch.from_numpy(copied))
+                    ranks.copy_(torch.from_numpy(copied), non_blocking=True)
 
 
 class TritonAdaptedLinear:

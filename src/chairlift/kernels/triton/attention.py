@@ -16,7 +16,7 @@ from chairlift.kernels.attention import AttentionBackend, AttentionMetadata, Att
 from chairlift.kernels.triton.attention_kernels import TILE_FIELDS, attend, merge_splits
 from chairlift.kernels.triton.attention_sizes import MAX_DECODE_TOKENS, MAX_SPLIT_BYTES, SPLIT_KEYS
 from chairlift.kernels.triton.heads import prepare_heads
-from chairlift.kernels.triton.launch import INTERPRETED, PRODUCT_TYPES, Launch, align, pointer
+from chairlift.kernels.triton.launch import PRODUCT_TYPES, Launch, aligned, pointer
 from chairlift.kernels.triton.typical_shapes import TYPICAL_SHAPES
 
 MAX_HEAD_DIM: Final = 576
@@ -64,7 +64,7 @@ class TritonAttention(AttentionBackend[TritonAttentionPlan]):
     """Attention whose bits of a token do not depend on the other requests of the step.
 
     Raises:
-        ConfigError: the kernels do not support the size of heads or the device.
+        ConfigError: the kernels do not support the size of heads.
     """
 
     def __init__(self, shape: AttentionShape) -> None:
@@ -73,8 +73,6 @@ class TritonAttention(AttentionBackend[TritonAttentionPlan]):
                 f"head_dim must be at most {MAX_HEAD_DIM} with triton kernels, got {shape.head_dim}: "
                 "choose kernels=torch"
             )
-        if shape.device.type == "cpu" and not INTERPRETED:
-            raise ConfigError("kernels=triton needs device=cuda, got cpu: choose kernels=native or kernels=torch")
         super().__init__(shape)
         self._no_scales = torch.empty(1, dtype=torch.float32, device=shape.device)
         self._max_scratch_rows = MAX_SPLIT_BYTES // (4 * shape.num_kv_heads * (shape.head_dim + 2))
@@ -101,7 +99,7 @@ class TritonAttention(AttentionBackend[TritonAttentionPlan]):
             scratch_rows = max_keys = 0
         tiles = np.stack((sequences[owners], first, np.concatenate(([0], scratch[:-1]))), axis=1)
         assert tiles.shape[1] == TILE_FIELDS
-        on_device = torch.from_numpy(tiles[::-1].astype(np.int32)).to(self.shape.device)
+        on_device = torch.from_numpy(tiles[::-1].astype(np.int32)).to(self.shape.device, non_blocking=True)
         return TileTable(on_device, rows, max_keys, scratch_rows)
 
     def forward(
@@ -140,7 +138,7 @@ class TritonAttention(AttentionBackend[TritonAttentionPlan]):
         sums = torch.empty((max(1, scratch_rows), 2), dtype=torch.float32, device=shape.device)
         key_scale = self._no_scales if cache.key_scale is None else cache.key_scale
         value_scale = self._no_scales if cache.value_scale is None else cache.value_scale
-        sinks = out if sinks is None else align(sinks)
+        sinks = out if sinks is None else aligned(sinks)
         sequences = (metadata.query_start_loc, metadata.seq_lens, table.tiles)
         tiles = (len(table.tiles), shape.num_kv_heads)
         launch = attend_launch(shape, metadata.block_size, query.stride(0), table.rows, has_sinks, is_split)

@@ -22,7 +22,7 @@ from chairlift.kernels.interface import (
     RowKernel,
 )
 from chairlift.kernels.triton.formats import num_tiles
-from chairlift.kernels.triton.launch import Launch
+from chairlift.kernels.triton.launch import Launch, aligned
 from chairlift.kernels.triton.matrices import Matrix, part_inputs, part_outputs
 from chairlift.kernels.triton.products import (
     FEW_ROWS,
@@ -30,7 +30,6 @@ from chairlift.kernels.triton.products import (
     MANY_ROWS,
     MERGED,
     ProductShape,
-    aligned,
     arrays_of,
     kind_of,
     make_linear,
@@ -55,7 +54,7 @@ def make_mixture(
     experts = list(mixture.experts)
     pairs = [(up.matrix.parts, down.matrix.parts) for up, down in experts]
     if len({tuple(tuple(map(kind_of, parts)) for parts in pair) for pair in pairs}) == 1 and all(
-        len(parts) == 1 and getattr(parts[0], "input_order", None) is None for parts in pairs[0]
+        len(parts) == 1 and getattr(parts[0], "input_order", None) is None for pair in pairs for parts in pair
     ):
         return TritonMixture(replace(mixture, experts=experts), make_prologue)
     return GroupedMixture(replace(mixture, experts=experts), make_set_linear, make_prologue)

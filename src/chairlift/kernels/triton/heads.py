@@ -13,7 +13,7 @@ import triton.language as tl
 
 from chairlift.kernels.attention import AttentionMetadata, AttentionShape, KVCache, QKNorm, RotaryStep
 from chairlift.kernels.triton.attention_kernels import round_to
-from chairlift.kernels.triton.launch import Launch, align, pointer
+from chairlift.kernels.triton.launch import Launch, aligned, pointer
 from chairlift.kernels.triton.typical_shapes import TYPICAL_SHAPES
 
 MAX_TILE_VALUES: Final = 4096
@@ -191,8 +191,8 @@ def prepare_heads(
     launch(
         (len(qkv), num_parts),
         qkv,
-        qkv if qk_norm is None else align(qk_norm.query),
-        qkv if qk_norm is None or qk_norm.key is None else align(qk_norm.key),
+        qkv if qk_norm is None else aligned(qk_norm.query),
+        qkv if qk_norm is None or qk_norm.key is None else aligned(qk_norm.key),
         metadata.slot_mapping if rotary is None else rotary.positions,
         query if rotary is None else rotary.cos_sin_cache,
         query if scales is None else scales,
@@ -250,9 +250,11 @@ def prepare_launch(
         "KEYS_ARE_VALUES": shape.keys_are_values,
     }
     activations, kv = pointer(shape.dtype), pointer(shape.kv_dtype)
-    float32 = "*fp32"
-    types = (activations, activations, activations, "*i64", float32, float32, "*i64", activations, kv, kv)
-    launch = Launch(prepare, constants, (*types, float32, float32))
+    # The query is in place of what is not read.
+    is_read = (num_rotated > 0, has_query_scales, shape.kv_dtype == torch.int8)
+    angles, factors, scales = ("*fp32" if each else activations for each in is_read)
+    types = (activations, activations, activations, "*i64", angles, factors, "*i64", activations, kv, kv)
+    launch = Launch(prepare, constants, (*types, scales, scales))
     return launch, query_parts + (-(-shape.num_kv_heads // tile) if num_projections else 0)
 
 

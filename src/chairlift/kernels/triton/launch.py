@@ -50,18 +50,26 @@ class Launch:
 
     def __call__(self, grid: tuple[int, ...], *args: torch.Tensor | float) -> None:
         """Run the kernel once for each program of the grid. No program runs if the grid has none."""
-        assert all(arg.data_ptr() % ALIGNMENT == 0 for arg in args if isinstance(arg, torch.Tensor))
+        for arg, kind in zip(args, self.types, strict=True):
+            if isinstance(arg, torch.Tensor):
+                assert arg.data_ptr() % ALIGNMENT == 0
+                assert pointer(arg.dtype) == kind
         if 0 in grid:
             return
         # The contraction of products and sums to FMA decides bits, so it does not depend on the version's default.
-        self.kernel[grid](
-            *args, **self.constants, num_warps=self.num_warps, num_stages=self.num_stages, enable_fp_fusion=True
-        )
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+        with torch.cuda.device_of(args[0]):  # type: ignore[no-untyped-call]  # Triton launches on the current device.
+            self.kernel[grid](*args, **self.constants, **options)
 
 
-def align(x: torch.Tensor) -> torch.Tensor:
-    """The tensor, or an aligned copy: on the CPU, parameters that are mapped from a file may lie anywhere."""
-    return x if x.data_ptr() % ALIGNMENT == 0 else x.clone()
+def is_aligned(x: torch.Tensor) -> bool:
+    """Whether kernels can read x: its values follow each other, and its address is aligned."""
+    return x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0
+
+
+def aligned(x: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy that kernels can read: parameters that are mapped from a file may lie anywhere."""
+    return x if is_aligned(x) else x.clone(memory_format=torch.contiguous_format)
 
 
 def pointer(dtype: torch.dtype) -> str:
@@ -74,6 +82,7 @@ POINTEES: Final = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.int8: "i8",
+    torch.int16: "i16",
     torch.uint8: "u8",
     torch.int32: "i32",
     torch.int64: "i64",

@@ -26,7 +26,7 @@ from chairlift.kernels.triton.formats import (
     num_steps,
     num_tiles,
 )
-from chairlift.kernels.triton.launch import ALIGNMENT, INTERPRETED, PRODUCT_TYPES, Launch, pointer
+from chairlift.kernels.triton.launch import INTERPRETED, PRODUCT_TYPES, Launch, aligned, is_aligned, pointer
 from chairlift.kernels.triton.matrices import DeviceMatrix, Matrix, MatrixPart, part_inputs, part_outputs
 from chairlift.kernels.triton.product_kernels import gather_rows, merge, multiply
 
@@ -290,16 +290,6 @@ class PartsLinear(TritonLinear):
         for product in self._products:
             product(x, residual, y)
         return y if out is None or y is out else out.copy_(y)
-
-
-def is_aligned(x: torch.Tensor) -> bool:
-    """Whether kernels can read x: its rows are contiguous and follow each other, and its address is aligned."""
-    return x.is_contiguous() and x.data_ptr() % ALIGNMENT == 0
-
-
-def aligned(x: torch.Tensor) -> torch.Tensor:
-    """Return x, or a copy that kernels can read."""
-    return x if is_aligned(x) else x.clone(memory_format=torch.contiguous_format)
 
 
 def _multiply_floats(

@@ -26,7 +26,7 @@ from chairlift.kernels.recurrence import (
     StateStep,
 )
 from chairlift.kernels.triton.launch import Launch, pointer
-from chairlift.kernels.triton.rows import aligned, log1p_exp, row_block, silu
+from chairlift.kernels.triton.rows import aligned_rows, log1p_exp, row_block, silu
 
 CHANNEL_BLOCK = 512
 STATE_BLOCK = 2048
@@ -125,6 +125,7 @@ def _keep_tails(
     at = tails + (source * (WIDTH - 1) + taps) * CHANNELS + columns[None, :]
     mask_old = (taps < WIDTH - 1) & (columns[None, :] < tl.where(source >= 0, CHANNELS, 0))
     old = tl.load(at, mask=mask_old, other=0.0)
+    tl.debug_barrier()  # Other threads may write what a thread has not read yet.
     last = _count_below(snapshots, 3, sequence + 1, num_snapshots)
     for entry in range(_count_below(snapshots, 3, sequence, num_snapshots), last + 1):
         count, slot = _end(snapshots, entry, last, num_tokens, slots, sequence)
@@ -308,7 +309,7 @@ class TritonRecurrence:
         return RecurrentState(tails.transpose(1, 2), matrix)
 
     def __call__(self, projected: torch.Tensor, state: RecurrentState, step: StateStep) -> torch.Tensor:
-        rule, rows, scales = self._rule, aligned(projected), self._scales
+        rule, rows, scales = self._rule, aligned_rows(projected), self._scales
         num_rows, num_sequences, num_snapshots = len(rows), len(step.slots), len(step.snapshots)
         key = (rows.dtype, rows.stride(0))
         launches = self._launches.get(key) or self._launches.setdefault(key, recurrence_launches(rule, *key))

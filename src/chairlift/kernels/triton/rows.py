@@ -43,6 +43,7 @@ def log1p_exp(x: tl.tensor) -> Any:
 
 @triton.jit
 def silu(x: tl.tensor) -> Any:
+    """x * sigmoid(x)."""
     return x * tl.sigmoid(x)
 
 
@@ -185,12 +186,13 @@ def activation_launch(kind: str, parameters: tuple[float, ...], size: int, strid
 def gate_launch(
     activation: GateActivation, size: int, num_gates: int, strides: tuple[int, int], x: torch.dtype, logits: torch.dtype
 ) -> Launch:
+    """Args: strides: the distances of rows of x and of the logits; x, logits: their types."""
     constants = {"IS_SIGMOID": activation == "sigmoid", "SIZE": size, "SHARED": size // num_gates, "BLOCK": COLUMNS}
     constants |= {"STRIDE": strides[0], "LOGIT_STRIDE": strides[1]}
     return Launch(_gate_rows, constants, (pointer(x), pointer(logits)))
 
 
-def aligned(x: torch.Tensor) -> torch.Tensor:
+def aligned_rows(x: torch.Tensor) -> torch.Tensor:
     """Rows [T, n] that a kernel can read: each is contiguous, and the first one begins at a multiple of ALIGNMENT."""
     return x if x.stride(1) == 1 and x.data_ptr() % ALIGNMENT == 0 else x.clone(memory_format=torch.contiguous_format)
 
@@ -207,11 +209,11 @@ def make_prologue(prologue: Prologue) -> RowKernel:
 
 def _norm(prologue: Prologue, x: torch.Tensor) -> torch.Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return _sum(NO_PROLOGUE, prologue, (1.0, 1.0), aligned(x), None, out)
+    return _sum(NO_PROLOGUE, prologue, (1.0, 1.0), aligned_rows(x), None, out)
 
 
 def _activate(prologue: Prologue, x: torch.Tensor) -> torch.Tensor:
-    x, is_gated = aligned(x), prologue.kind.endswith(GATED_SUFFIX)
+    x, is_gated = aligned_rows(x), prologue.kind.endswith(GATED_SUFFIX)
     size = x.shape[1] // 2 if is_gated else x.shape[1]
     out = torch.empty((len(x), size), dtype=x.dtype, device=x.device)
     launch = activation_launch(prologue.kind, prologue.parameters, size, x.stride(0), x.dtype)
@@ -221,7 +223,7 @@ def _activate(prologue: Prologue, x: torch.Tensor) -> torch.Tensor:
 
 def _align(norm: Prologue) -> Prologue:
     """The norm with aligned parameters: those of a file in the memory of the host may lie anywhere."""
-    weight, bias = (None if each is None else aligned(each[None])[0] for each in (norm.weight, norm.bias))
+    weight, bias = (None if each is None else aligned_rows(each[None])[0] for each in (norm.weight, norm.bias))
     return replace(norm, weight=weight, bias=bias)
 
 
@@ -261,15 +263,15 @@ def make_residual_sum(
     def add(stream: torch.Tensor, branch: torch.Tensor | None) -> torch.Tensor:
         if branch is None and of_sum.kind == "none" and scale == 1:
             return stream
-        x = aligned(stream)
-        return _sum(after, of_sum, (multiplier, scale), x, None if branch is None else aligned(branch), x)
+        x = aligned_rows(stream)
+        return _sum(after, of_sum, (multiplier, scale), x, None if branch is None else aligned_rows(branch), x)
 
     return add
 
 
 def gate(x: torch.Tensor, logits: torch.Tensor, activation: GateActivation) -> torch.Tensor:
     """Compute `Kernels.gate` in the memory of x."""
-    x, logits = aligned(x), aligned(logits)
+    x, logits = aligned_rows(x), aligned_rows(logits)
     (num_rows, size), strides = x.shape, (x.stride(0), logits.stride(0))
     launch = gate_launch(activation, size, logits.shape[1], strides, x.dtype, logits.dtype)
     launch((num_rows, triton.cdiv(size, COLUMNS)), x, logits)

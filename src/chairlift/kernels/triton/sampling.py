@@ -15,13 +15,14 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 
 from chairlift.kernels.sampling import Bits, IntArray, SamplingParameters, TokenSampler, top_logprobs
-from chairlift.kernels.triton.launch import Launch
-from chairlift.kernels.triton.rows import aligned, row_block
+from chairlift.kernels.triton.launch import Launch, aligned
+from chairlift.kernels.triton.rows import row_block
 
 TILE = 8192
 """The logits that a program reads at a time."""
@@ -323,7 +324,7 @@ class TritonSampling:
         return top_logprobs(logits, token_ids, num_top, log_sums[:, None])
 
 
-def _to_device(array: tl.tensor, device: torch.device) -> torch.Tensor:
+def _to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     """An aligned copy of the array."""
     return torch.tensor(array).to(device, non_blocking=True)
 

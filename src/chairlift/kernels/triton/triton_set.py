@@ -70,8 +70,7 @@ class TritonKernelSet(TorchKernelSet):
 
         if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
             raise KernelsUnavailableError(
-                "triton kernels need a CUDA device, and torch finds none: choose kernels=native or kernels=torch, or "
-                "set TRITON_INTERPRET=1 to interpret the kernels on the CPU, which takes minutes for each step"
+                "triton kernels need a CUDA device, and torch finds none: choose kernels=native or kernels=torch"
             )
         from chairlift.kernels.triton.kernels import triton_kernels
 

@@ -104,7 +104,7 @@ def _find_model(config: EngineConfig) -> PlannedModel:
 
 def _file_note(source: ModelSource, model_config: ModelConfig, config: EngineConfig) -> str | None:
     """A note if the kernels do not read the quantized formats of the file."""
-    if not source.is_quantized(model_config) or choose_kernels(config, model_config.dtype).kernels == "native":
+    if not source.is_quantized(model_config) or choose_kernels(config, model_config.dtype).kernels != "torch":
         return None
     file_bytes = sum(file.stat().st_size for file in source.weight_files())
     return (
