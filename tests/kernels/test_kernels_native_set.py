@@ -315,6 +315,7 @@ def test_options_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen(device="cuda", dtype="float16") == ("triton", "float16", "float16", None)
     assert chosen(device="cuda:1", kv_cache_dtype="int8") == ("triton", "bfloat16", "int8", None)
     assert chosen(device="cuda", kernels="torch") == ("torch", "bfloat16", "bfloat16", None)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert chosen(kernels="triton", kv_cache_dtype="bfloat16") == ("triton", "float32", "bfloat16", None)
     assert chosen(kernels="torch") == ("torch", "float32", "float32", None)
 
