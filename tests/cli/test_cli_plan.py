@@ -57,6 +57,7 @@ def test_a_shape_on_a_device_gives_tables_and_a_command_or_one_json_line() -> No
     assert fits["max", "buddy"]["num_fit"] == 7
     assert fits["oracle", "buddy"]["num_fit"] < fits["paged", "buddy"]["num_fit"] == record["fit"]["num_fit"]
     assert record["serve"] in result.stdout
+    assert "--device cuda --dtype float16 --kernels triton" in record["serve"]
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,9 @@ def plan_deployment(
         ConfigError: the device or its memory is unknown, the memory is too small, or an option cannot be honoured.
     """
     kind, hardware = _find_hardware(device)
-    config = replace(config, device=kind)
+    # The machine that plans for a GPU need not have its kernels.
+    kernels = "triton" if kind == CUDA and config.kernels == "auto" else config.kernels
+    config = replace(config, device=kind, kernels=kernels)
     memory_bytes, free_share = _memory(memory_bytes, config, hardware)
     return make_plan(
         _find_model(config),
