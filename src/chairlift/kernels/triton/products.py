@@ -108,7 +108,7 @@ def product_launch(shape: ProductShape, rows: int, is_split: bool) -> Launch:
         "WIDTH": shape.width,
         "FIRST": shape.first,
         "ROWS": rows,
-        "BLOCK": STEP if rows == FEW_ROWS and shape.format != "int8" else STEP // 2,  # The registers suffice.
+        "BLOCK": STEP // 2 if rows > FEW_ROWS or shape.format in ("int8", "u4_g128") else STEP,  # For the registers.
         "SEGMENTS": shape.num_segments,
         "IS_SPLIT": is_split,
         "HAS_BIAS": shape.has_bias and not is_split,
