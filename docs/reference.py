@@ -31,7 +31,7 @@ def _module_lines(title: str, module: ModuleType) -> Iterator[str]:
         yield from ("", f"### {name}", "", f"`{title}.{name}`{_parameters(found)}", "")
         yield from _code(inspect.getdoc(found) if inspect.isclass(found) or inspect.isfunction(found) else None)
         if inspect.isclass(found):
-            yield from _methods(found)
+            yield from _methods(found, module)
 
 
 def _parameters(found: Any) -> str:
@@ -45,13 +45,25 @@ def _code(text: str | None) -> list[str]:
     return [] if text is None else ["```text", text, "```"]
 
 
-def _methods(found: type[Any]) -> Iterator[str]:
-    """A row for each public method that has a docstring, with its first sentence."""
+def _methods(found: type[Any], module: ModuleType) -> Iterator[str]:
+    """A row for each public method that has a docstring, with its first sentence.
+
+    Methods that a class on the page already has are rows of that class alone.
+    """
+    listed = [getattr(module, name) for name in module.__all__]
+    bases = [each for each in found.__mro__[1:] if each in listed]
+    inherited = {name for base in bases for name, each in inspect.getmembers(base) if callable(each)}
     methods = [
         (name, text.partition("\n\n")[0].replace("\n", " ").replace("|", "\\|"))
         for name, each in inspect.getmembers(found)
-        if not name.startswith("_") and callable(each) and (text := inspect.getdoc(each)) and _is_own(each)
+        if not name.startswith("_")
+        and name not in inherited
+        and callable(each)
+        and (text := inspect.getdoc(each))
+        and _is_own(each)
     ]
+    if bases:
+        yield from ("", f"It has the methods of {' and '.join(f'`{base.__name__}`' for base in bases)}.")
     if methods:
         yield from ("", "| method | |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in methods))
 
