@@ -35,12 +35,14 @@ class Peer:
         add_arguments: adds the options that only this peer has.
         settings: installs the engine if it is missing, and returns the settings to measure.
         perplexity: measures the perplexity of a text file with a setting; None if the peer cannot.
+        has_prefix_cache: whether the peer can be measured with a prefix cache.
     """
 
     name: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     settings: Callable[[PeerContext], list[EngineSetting]]
     perplexity: Callable[[PeerContext, EngineSetting, Path], Perplexity] | None = None
+    has_prefix_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,8 @@ def main(peer: Peer, description: str | None) -> None:
 def _compare(peer: Peer, arguments: argparse.Namespace) -> None:
     files = _model(arguments)
     workload = _workload(arguments, files)
+    if workload.shared_prefix and not peer.has_prefix_cache:
+        raise ConfigError(f"shared_prefix={workload.shared_prefix}: {peer.name} is measured without prefix cache")
     chairlift_setting(arguments, files.path)  # Reports wrong options before the peer is installed.
     context = PeerContext(arguments, files, workload)
     settings = peer.settings(context)
@@ -200,6 +204,7 @@ def _workload(arguments: argparse.Namespace, files: ModelSource) -> PeerWorkload
         input_len=arguments.input_len,
         output_len=arguments.output_len,
         repeats=arguments.repeats,
+        shared_prefix=arguments.shared_prefix,
         copying=copying_requests(files, arguments.copying) if arguments.copying else (),
     )
 
@@ -219,6 +224,12 @@ def _parse(peer: Peer, description: str | None) -> argparse.Namespace:
     parser.add_argument("--num-prompts", type=_positive, default=workload.num_prompts, help="requests in the burst")
     parser.add_argument("--seed", type=int, default=workload.seed)
     parser.add_argument("--input-len", default=workload.input_len)
+    parser.add_argument(
+        "--shared-prefix",
+        type=int,
+        default=0,
+        help="tokens that all prompts of the burst share, with prefix caches",
+    )
     parser.add_argument("--output-len", default=workload.output_len)
     parser.add_argument("--repeats", type=_positive, default=workload.repeats, help="requests of prompt and of single")
     parser.add_argument("--copying", type=_positive, help="number of requests of single that repeat their prompt")

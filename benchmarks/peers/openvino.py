@@ -84,4 +84,4 @@ def perplexity(context: PeerContext, setting: EngineSetting, text: Path) -> Perp
 
 
 if __name__ == "__main__":
-    main(Peer("OpenVINO GenAI", add_arguments, settings, perplexity), __doc__)
+    main(Peer("OpenVINO GenAI", add_arguments, settings, perplexity, has_prefix_cache=True), __doc__)

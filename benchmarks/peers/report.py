@@ -115,7 +115,7 @@ def _caption(entry: MeasuredSetting) -> str:
     versions = ", ".join(f"{name} {value}" for name, value in entry.engines[1].items())
     flags = " ".join(f"{name}={value}" for name, value in entry.setting.options.items() if name != "command")
     command = shlex.join(entry.setting.options.get("command", []))
-    ours = f"Chairlift: {shlex.join(entry.ours.options['flags'])} without prefix cache"
+    ours = f"Chairlift: {shlex.join(entry.ours.options['flags'])}"
     return f"ratio: Chairlift / peer, median of the rounds\n{ours}\n{versions}: {variables}{command}{flags}"
 
 

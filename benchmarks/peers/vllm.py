@@ -83,4 +83,4 @@ def variables(context: PeerContext, python: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main(Peer("vLLM", add_arguments, settings), __doc__)
+    main(Peer("vLLM", add_arguments, settings, has_prefix_cache=True), __doc__)

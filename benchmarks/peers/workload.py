@@ -31,6 +31,8 @@ class PeerWorkload:
         prompt_len: number of tokens of each prompt of the workload `prompt`, which has one output token.
         num_prompts: number of requests in the burst.
         repeats: number of requests in each of the workloads `prompt` and `single`.
+        shared_prefix: number of tokens that all prompts of the burst begin with, in all rounds; the engines then keep
+            prefixes in their caches.
         copying: the requests of the workload `single`, whose answers repeat parts of the prompt; if there are none, it
             has random tokens.
     """
@@ -44,6 +46,7 @@ class PeerWorkload:
     single_input_len: int = 128
     single_output_len: int = 128
     repeats: int = 3
+    shared_prefix: int = 0
     copying: tuple[PeerRequest, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,6 +65,7 @@ class PeerWorkload:
             name: self._requests(name, vocab_size, first + i) if name in self.workloads else []
             for i, name in enumerate(WORKLOADS, 1)
         }
+        options = {**options, "has_prefix_cache": bool(self.shared_prefix)}
         return Job(options, self._warm_up(vocab_size, first), **measured)
 
     def _warm_up(self, vocab_size: int, token_round: int) -> list[PeerRequest]:
@@ -89,7 +93,11 @@ class PeerWorkload:
         }[name]
         lengths = (parse_lengths(prompt), parse_lengths(output))
         made = make_workload(self.seed, count, *lengths, ArrivalProcess(), vocab_size, token_round=token_round)
-        return [PeerRequest(item.request_id, list(item.prompt_token_ids), item.output_len) for item in made]
+        shared: list[int] = []
+        if name == BURST and self.shared_prefix:
+            prefix = parse_lengths(f"fixed:{self.shared_prefix}")
+            shared += make_workload(self.seed, 1, prefix, lengths[1], ArrivalProcess(), vocab_size)[0].prompt_token_ids
+        return [PeerRequest(item.request_id, shared + list(item.prompt_token_ids), item.output_len) for item in made]
 
 
 def copying_requests(files: ModelSource, count: int) -> tuple[PeerRequest, ...]:

@@ -70,6 +70,15 @@ def test_a_job_has_only_the_selected_workloads() -> None:
     assert len(job.single) == 3
 
 
+def test_prompts_of_a_burst_share_their_prefix_in_all_rounds() -> None:
+    workload = replace(SMALL, workloads=("burst",), shared_prefix=20)
+    first, second = (workload.job({"seats": 3}, 100, number) for number in range(2))
+    requests = [*first.warm_up, *first.burst, *second.burst]
+    assert len({tuple(request.prompt_token_ids[:20]) for request in requests}) == 1
+    assert len({tuple(request.prompt_token_ids) for request in requests}) == len(requests)
+    assert [job.options["has_prefix_cache"] for job in (first, SMALL.job({}, 100, 0))] == [True, False]
+
+
 def test_warm_up_has_a_part_of_a_long_prompt() -> None:
     job = PeerWorkload(workloads=("prompt",), prompt_len=3000).job({}, 100, 0)
     assert [(len(request.prompt_token_ids), request.output_len) for request in job.warm_up] == [(2048, 1)]

@@ -25,10 +25,10 @@ from chairlift.lab.metrics.requests import RequestMetrics, RequestTally
 from chairlift.lab.workload.request import WorkloadRequest
 
 
-def engine_config(flags: list[str]) -> EngineConfig:
-    """The configuration of the command line without prefix cache and tokenizer."""
+def engine_config(flags: list[str], has_prefix_cache: bool = False) -> EngineConfig:
+    """The configuration of the command line without tokenizer."""
     config = parse_engine_options(flags)
-    return replace(config, enable_prefix_caching=False, skip_tokenizer_init=True)
+    return replace(config, enable_prefix_caching=has_prefix_cache, skip_tokenizer_init=True)
 
 
 def drive(engine: Engine, log: EventList, requests: list[PeerRequest]) -> RequestTimings:
@@ -53,7 +53,7 @@ def request_timings(events: list[Event]) -> RequestTimings:
 def main() -> None:
     job, out = worker_arguments()
     log = EventList()
-    engine = build_engine(engine_config(job.options["flags"]), events=log)
+    engine = build_engine(engine_config(job.options["flags"], job.options["has_prefix_cache"]), events=log)
     started = log.events[0]
     assert isinstance(started, EngineStarted)
     try:

@@ -28,14 +28,14 @@ MAX_NGRAM_SIZE = 3
 def build(options: dict[str, Any]) -> Any:
     """Create the pipeline.
 
-    The options are model (a folder with an IR, or a .gguf file), seats, token_budget, cache_gb, num_threads and
-    prompt_lookup (a number of draft tokens, or None).
+    The options are model (a folder with an IR, or a .gguf file), seats, token_budget, cache_gb, num_threads,
+    has_prefix_cache and prompt_lookup (a number of draft tokens, or None).
     """
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.max_num_seqs = options["seats"]
     scheduler.max_num_batched_tokens = options["token_budget"]
     scheduler.cache_size = options["cache_gb"]
-    scheduler.enable_prefix_caching = False
+    scheduler.enable_prefix_caching = options["has_prefix_cache"]
     properties = {} if options["num_threads"] is None else {"INFERENCE_NUM_THREADS": options["num_threads"]}
     if options["prompt_lookup"] is not None:
         properties["prompt_lookup"] = True

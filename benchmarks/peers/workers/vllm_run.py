@@ -20,8 +20,8 @@ vllm: Any = import_module("vllm")
 
 
 def build(options: dict[str, Any]) -> Any:
-    """Create the engine. The options are model (a folder), dtype, seats, token_budget and max_model_len, and
-    perhaps load_format."""
+    """Create the engine. The options are model (a folder), dtype, seats, token_budget, max_model_len and
+    has_prefix_cache, and perhaps load_format."""
     arguments = vllm.EngineArgs(
         model=options["model"],
         dtype=options["dtype"],
@@ -29,7 +29,7 @@ def build(options: dict[str, Any]) -> Any:
         max_num_seqs=options["seats"],
         max_num_batched_tokens=options["token_budget"],
         max_model_len=options["max_model_len"],
-        enable_prefix_caching=False,
+        enable_prefix_caching=options["has_prefix_cache"],
         skip_tokenizer_init=True,
         disable_log_stats=True,
     )
