@@ -13,7 +13,7 @@ from cyclopts import MissingArgumentError
 
 from benchmarks import run_pictures
 from chairlift.cli.main import app
-from chairlift.lab.sim.published_models import MODEL_SHAPES
+from chairlift.lab.sim.model_shape import MODEL_SHAPES
 from chairlift.loading.fetch import PACKAGED_MODELS
 from support.command_runner import all_commands, find_command, invoke, options_of
 from support.shown_lines import LOG_LINE, OF_FAILURES, OF_THE_START

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from chairlift import AsyncLLM, SamplingParams
+from chairlift.cluster.cluster_app import observe_replicas
 from chairlift.cluster.cluster_client import ClusterClient, ReplicaLostError
 from chairlift.cluster.cluster_view import ClusterView
 from chairlift.cluster.engine_replica import IngressFeed
 from chairlift.cluster.replica_messages import ClockReading, ReplicaEngine, ReplicaHello, ReplicaMessage
 from chairlift.cluster.replica_state import ReplicaLoad, RoutedPrompt
-from chairlift.cluster.replicated_model import observe_replicas
 from chairlift.engine.process.commands import Abort
 from chairlift.engine.process.wire import unpack_events
 from chairlift.errors import EngineDeadError, Failure, RequestError

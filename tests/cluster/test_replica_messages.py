@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from chairlift import AsyncLLM, SamplingParams
+from chairlift.cluster.cluster_app import OffsetClock
 from chairlift.cluster.cluster_client import ClusterClient
 from chairlift.cluster.replica_messages import ClockReading, RunRequest, model_digest, shift_output
-from chairlift.cluster.replicated_model import OffsetClock
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.process.commands import Add
 from chairlift.lora import LoRARequest

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from chairlift import AsyncLLM
 from chairlift.clock import MonotonicClock
-from chairlift.cluster.replicated_model import observe_replicas
+from chairlift.cluster.cluster_app import observe_replicas
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.client import EngineStatus
 from chairlift.events import RequestArrived

@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from chairlift import AsyncLLM
+from chairlift.cluster.cluster_app import replicated_model
 from chairlift.cluster.cluster_client import ClusterClient
-from chairlift.cluster.replicated_model import replicated_model
 from chairlift.config import EngineConfig
 from chairlift.server.application import create_models_app
 from chairlift.server.models.model_manager import ModelManager

@@ -8,12 +8,12 @@ from typing import Any
 
 from chairlift.core.baselines.reservations import ReservationKVCacheManager
 from chairlift.core.factory import KVPool, make_kv_cache_manager
+from chairlift.core.kv.block_copies import SwapSpace
 from chairlift.core.kv.block_pool import BlockPool
 from chairlift.core.kv.block_tables import NO_BLOCK
 from chairlift.core.kv.checkpointed_prefixes import CheckpointedPrefixes
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.core.kv.state_checkpoints import StateCheckpoints
-from chairlift.core.kv.swap_space import SwapSpace
 
 
 def make_paged_manager(

@@ -18,7 +18,7 @@ import openai
 from fastapi import FastAPI
 
 from chairlift import AsyncLLM
-from chairlift.cluster.replicated_model import observe_replicas
+from chairlift.cluster.cluster_app import observe_replicas
 from chairlift.server.access.access_options import AccessOptions, ServerLimits
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.keys import KeyRing

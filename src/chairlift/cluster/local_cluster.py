@@ -12,8 +12,8 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from chairlift.cluster.cluster_app import observe_replicas
 from chairlift.cluster.cluster_options import ClusterOptions
-from chairlift.cluster.replicated_model import observe_replicas
 from chairlift.config import EngineConfig
 from chairlift.errors import ChairliftError, ConfigError, EngineDeadError
 from chairlift.loading.resolve import resolve_model

@@ -13,7 +13,7 @@ from chairlift.core.queues.request_queue import RequestQueue as RequestQueue
 from chairlift.lab.metrics.run import RunMetrics as RunMetrics
 from chairlift.lab.metrics.run import RunTally as RunTally
 from chairlift.lab.sim.devices import DEVICES as DEVICES
-from chairlift.lab.sim.published_models import model_shape as model_shape
+from chairlift.lab.sim.model_shape import model_shape as model_shape
 from chairlift.lab.sim.roofline import Roofline as Roofline
 from chairlift.lab.sim.simulator import SimConfig as SimConfig
 from chairlift.lab.sim.simulator import simulate as simulate

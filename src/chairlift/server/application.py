@@ -14,6 +14,7 @@ from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.errors import ChairliftError, ConfigError
@@ -24,7 +25,6 @@ from chairlift.server.access.call_checks import body_limit, host_filter, key_fil
 from chairlift.server.api import engine, health, models, requests
 from chairlift.server.api.routes import ENDPOINTS, EndpointCaller, make_router
 from chairlift.server.http.error_responses import error_parts, error_response
-from chairlift.server.http.head_requests import head_as_get
 from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
@@ -34,6 +34,28 @@ from chairlift.server.telemetry.access_log import AccessLog
 from chairlift.server.telemetry.call_log import CallLogMiddleware
 from chairlift.server.web.page_routes import file_router, page_router
 from chairlift.version import __version__
+
+
+def head_as_get(app: ASGIApp) -> ASGIApp:
+    """The application, in which HEAD has the response of GET without its body.
+
+    The response is complete with its headers. Then uvicorn's `receive` reports a disconnect, which ends a stream.
+    """
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await app(scope, receive, send)
+            return
+
+        async def send_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                await send({"type": "http.response.body", "body": b""})
+
+        await app({**scope, "method": "GET"}, receive, send_headers)
+
+    return call
+
 
 EXPOSED_HEADERS: Final = ("Retry-After", "x-should-retry", "x-request-id", "request-id")
 """Response headers that pages may read besides the standard ones: when to retry, and the id of an answer."""

@@ -20,7 +20,7 @@ from chairlift.engine.process.process_client import ProcessClient
 from chairlift.errors import ConfigError, EngineDeadError
 from chairlift.policy_class import is_fair
 from chairlift.server.access.access_options import ANY, AccessOptions
-from chairlift.server.http.listener import listen, url_of
+from chairlift.server.http.http_protocol import listen, url_of
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.serve_options import ServeOptions
 from chairlift.system.memory_amounts import format_memory

@@ -11,9 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.core.kv.block_pool import BlockPool
-from chairlift.core.kv.eviction_order import EVICTION_ORDERS, MIN_OBSOLETE, EvictionOrder, ExpectedUse
+from chairlift.core.kv.eviction_order import (
+    EVICTION_ORDERS,
+    MAX_KINDS,
+    MIN_OBSOLETE,
+    EvictionOrder,
+    ExpectedUse,
+    ReturnGaps,
+)
 from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
-from chairlift.core.kv.return_gaps import MAX_KINDS, ReturnGaps
 from chairlift.request import FinishReason, Request
 from chairlift.sampling_params import SamplingParams
 from support.kv_invariants import check_manager, make_paged_manager

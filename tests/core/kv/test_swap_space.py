@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from chairlift.core.kv.swap_space import SwapSpace
+from chairlift.core.kv.block_copies import SwapSpace
 from chairlift.outputs import SchedulerOutput
 from chairlift.request import Request
 from support.fakes import collect, expected_tokens, make_engine, make_request

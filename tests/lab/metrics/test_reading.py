@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chairlift.lab.metrics.reading import ReadingCurve
+from chairlift.lab.metrics.requests import ReadingCurve
 from chairlift.slo import SLO
 
 

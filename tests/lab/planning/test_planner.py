@@ -28,8 +28,7 @@ from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, make_pl
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import DEVICES
 from chairlift.lab.sim.kernel_roofline import KernelRoofline
-from chairlift.lab.sim.model_shape import ModelShape
-from chairlift.lab.sim.published_models import MODEL_SHAPES
+from chairlift.lab.sim.model_shape import MODEL_SHAPES, ModelShape
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.loading.model_source import FolderSource, declared_formats
 

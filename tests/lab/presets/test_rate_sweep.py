@@ -17,7 +17,7 @@ from chairlift.lab.presets.rate_sweep import completion_ratio, highest_rate, mea
 from chairlift.lab.presets.study import num_kv_slots, token_by_token
 from chairlift.lab.sim.cost_model import CostModel, StepShape
 from chairlift.lab.sim.devices import DEVICES
-from chairlift.lab.sim.published_models import model_shape
+from chairlift.lab.sim.model_shape import model_shape
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 

@@ -6,7 +6,7 @@ from sim_workloads import ConstantCost
 from chairlift.clock import VirtualClock
 from chairlift.lab.sim.devices import DEVICES
 from chairlift.lab.sim.executor import SimExecutor
-from chairlift.lab.sim.published_models import model_shape
+from chairlift.lab.sim.model_shape import model_shape
 from chairlift.lab.sim.roofline import block_copy_seconds
 from chairlift.outputs import SchedulerOutput
 

@@ -22,7 +22,7 @@ from chairlift.events import read_events
 from chairlift.lab.bench import calibrate
 from chairlift.lab.metrics.run import summarize
 from chairlift.lab.sim.devices import find_device
-from chairlift.lab.sim.published_models import MODEL_SHAPES
+from chairlift.lab.sim.model_shape import MODEL_SHAPES
 from chairlift.loading.model_source import declared_formats
 from support.command_runner import invoke
 from support.pooling_models import write_pooling_model

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import DEVICES, Device
 from chairlift.lab.sim.kernel_roofline import OVERHEAD, KernelCost, KernelRoofline, device_roofline
-from chairlift.lab.sim.model_shape import ModelShape
-from chairlift.lab.sim.published_models import model_shape
+from chairlift.lab.sim.model_shape import ModelShape, model_shape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.models.registry import read_hf_config
 

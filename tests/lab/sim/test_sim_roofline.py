@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from chairlift.errors import ConfigError
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import DEVICES, Device, find_device
-from chairlift.lab.sim.model_shape import ModelShape
-from chairlift.lab.sim.published_models import MODEL_SHAPES, model_shape
+from chairlift.lab.sim.model_shape import MODEL_SHAPES, ModelShape, model_shape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.models.reading.llama_sizes import LlamaSizes
 from chairlift.models.registry import read_hf_config

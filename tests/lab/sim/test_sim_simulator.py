@@ -15,7 +15,7 @@ from chairlift.core.factory import KVPool
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, EventList, RequestArrived, RequestFinished, RequestRejected, Step
 from chairlift.lab.metrics.run import RunTally, summarize
-from chairlift.lab.sim.published_models import model_shape
+from chairlift.lab.sim.model_shape import model_shape
 from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.request_feed import RequestFeed

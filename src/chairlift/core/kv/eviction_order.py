@@ -10,15 +10,45 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from chairlift.core.kv.index_changes import HASH_BYTES
-from chairlift.core.kv.return_gaps import ReturnGaps
 from chairlift.request import FinishReason, Request
 from chairlift.sampling_params import LONG_RETENTIONS
+
+PRIOR_RETURNS: Final = 4
+"""The weight of the estimate for a more general kind, in returns."""
+
+PRIOR_SECONDS: Final = 1.0
+MAX_KINDS: Final = 4096
+
+
+class ReturnGaps:
+    """Estimates the mean idle time for each return of a prefix: the seconds after which that of a finished request is
+    used again, learned from those before it. Prefixes that do not return have idle time only."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
+
+    def record(self, kinds: Sequence[Hashable], idle: float, num_returns: int) -> None:
+        """Add the idle time of a prefix, which was used again or given up, to its kinds, general ones first."""
+        for kind in reversed(kinds):
+            seconds, count = self._seen.pop(kind, (0.0, 0))
+            self._seen[kind] = seconds + idle, count + num_returns
+        while len(self._seen) > MAX_KINDS:
+            self._seen.popitem(last=False)
+
+    def expected(self, kinds: Sequence[Hashable]) -> float:
+        """The estimate for the last kind. One that was seen rarely is close to that of the kind before it."""
+        mean = PRIOR_SECONDS
+        for kind in kinds:
+            seconds, count = self._seen.get(kind, (0.0, 0))
+            mean = (seconds + PRIOR_RETURNS * mean) / (count + PRIOR_RETURNS)
+        return mean
+
 
 SHORTEST_GAP, LONGEST_GAP = 1.0, 4.0**8
 """The limits of expected gaps, in seconds. They are rounded up to a power of 4. The longest one, of 18 hours, is also

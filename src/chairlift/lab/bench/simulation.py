@@ -29,8 +29,7 @@ from chairlift.lab.sim.cost_model import CostModel
 from chairlift.lab.sim.devices import DEVICES, Device, find_device
 from chairlift.lab.sim.fitted_cost_model import FittedCostModel, fit_cost_model
 from chairlift.lab.sim.kernel_roofline import device_roofline
-from chairlift.lab.sim.model_shape import ModelShape
-from chairlift.lab.sim.published_models import MODEL_SHAPES
+from chairlift.lab.sim.model_shape import MODEL_SHAPES, ModelShape
 from chairlift.lab.sim.roofline import Roofline, block_copy_seconds
 from chairlift.lab.sim.simulator import SimConfig, SimResult, simulate
 from chairlift.lab.tables import constants_table, make_table, number, print_report

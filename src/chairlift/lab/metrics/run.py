@@ -50,7 +50,7 @@ class RunMetrics:
         cached_tokens: prompt tokens that were found in the prefix cache.
         total_tokens_per_s: prompt and output tokens per second; requests_per_s: answered requests per second.
         ttft, queue_time, tpot, itl: over all requests that have a value.
-        qoe: quality of experience of the streams (`lab.metrics.reading`), from 0 to 1.
+        qoe: quality of experience of the streams (`ReadingCurve`), from 0 to 1.
         e2e_latency, normalized_latency: over the answered requests; the latter is divided by the output tokens.
         length_error: the difference of predicted and true output lengths of answered requests, in tokens.
         length_coverage: the share of them whose output is not longer than predicted; None without predictions.

@@ -15,7 +15,7 @@ from chairlift.lab.bench.workload_options import DEFAULT_INPUT_LEN, DEFAULT_OUTP
 from chairlift.lab.planning.planned_workload import PlannedWorkload
 from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, make_plan
 from chairlift.lab.sim.devices import DEVICES, Device, find_device
-from chairlift.lab.sim.published_models import MODEL_SHAPES
+from chairlift.lab.sim.model_shape import MODEL_SHAPES
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.loading.model_source import ModelSource, choose_predictor, declared_formats
 from chairlift.loading.resolve import resolve_model

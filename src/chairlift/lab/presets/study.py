@@ -26,8 +26,7 @@ from chairlift.lab.sim.devices import DEVICES, Device
 from chairlift.lab.sim.disaggregation import Instances
 from chairlift.lab.sim.executor import TOP_TOKEN
 from chairlift.lab.sim.kernel_roofline import KernelRoofline
-from chairlift.lab.sim.model_shape import ModelShape
-from chairlift.lab.sim.published_models import model_shape
+from chairlift.lab.sim.model_shape import ModelShape, model_shape
 from chairlift.lab.sim.roofline import Roofline, block_copy_seconds
 from chairlift.lab.sim.simulator import SimConfig
 from chairlift.lab.tables import make_table

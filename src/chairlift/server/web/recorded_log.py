@@ -17,7 +17,7 @@ from starlette.routing import Mount, Route
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, read_events
 from chairlift.server.access.access_options import is_loopback
-from chairlift.server.http.listener import listen, url_of
+from chairlift.server.http.http_protocol import listen, url_of
 from chairlift.server.web.page_bodies import PageView
 from chairlift.server.web.page_language import Language
 from chairlift.server.web.page_routes import STATIC, PageFiles, page_endpoint
