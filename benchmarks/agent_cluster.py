@@ -20,7 +20,7 @@ from dataclasses import replace
 from statistics import median
 
 import numpy as np
-from benchmarks.agents import BLOCK_SIZE, Finished, LinearCost, Tally, Values, mean_context, numbers
+from benchmarks.agents import BLOCK_SIZE, Finished, LinearCost, Tally, Values, mean_context, numbers, session_parser
 from benchmarks.common import print_result
 from benchmarks.simulated_cluster import ROUTERS, ClusterSimulation
 from rich.table import Table
@@ -77,23 +77,14 @@ def medians(runs: Sequence[Values]) -> Values:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = session_parser(__doc__)
     parser.add_argument("--replicas", type=numbers(int), default="4,16")
     parser.add_argument("--sessions", type=int, default=16, help="sessions of each replica at a time")
-    parser.add_argument("--rounds", type=int, default=2, help="sessions in all, as a multiple of those at a time")
     parser.add_argument("--num-sessions", type=int, help="sessions in all, instead of --rounds")
     parser.add_argument("--hours", type=float, default=0.0, help="hours in which all sessions begin")
     parser.add_argument("--routers", type=lambda text: text.split(","), default=",".join(ROUTERS))
     parser.add_argument("--update-delay", type=float, default=0.0, help="age in seconds of what the router knows")
-    parser.add_argument("--scale", type=float, default=1 / 80, help="factor of the lengths in tokens")
-    parser.add_argument("--turns", type=int, default=20, help="turns of the median session")
-    parser.add_argument("--pool-share", type=float, default=1 / 3)
-    parser.add_argument("--max-num-seqs", type=int, default=8)
-    parser.add_argument("--max-num-batched-tokens", type=int, default=512)
-    parser.add_argument("--max-model-len", type=int, default=4096)
     parser.add_argument("--seeds", type=numbers(int), default="0")
-    parser.add_argument("--cost", type=numbers(float), default="8e-3,7e-4,2.5e-7", help="fixed, per token, per pair")
-    parser.add_argument("--json", action="store_true", help="print one JSON line instead of the tables")
     args = parser.parse_args()
     results: dict[str, Values] = {}
     for num_replicas in args.replicas:

@@ -86,9 +86,16 @@ class System(Protocol):
 class HTTPServer:
     """A server with the API of OpenAI."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self.client = client
+
+    @classmethod
+    @asynccontextmanager
+    async def at(cls, url: str) -> AsyncIterator[HTTPServer]:
+        """The server at this URL, with connections that are closed at the end of the context."""
         limits = httpx.Limits(max_connections=None)
-        self.client = httpx.AsyncClient(base_url=url, timeout=600.0, limits=limits, trust_env=False)
+        async with httpx.AsyncClient(base_url=url, timeout=600.0, limits=limits, trust_env=False) as client:
+            yield cls(client)
 
     async def complete(self, item: WorkloadRequest, answer: Answer) -> None:
         body = {
@@ -177,8 +184,9 @@ class Systems:
     async def _chairlift(self, policy: str, num_blocks: int) -> AsyncIterator[System]:
         sizes = ("--num-kv-blocks", num_blocks, "--block-size", BLOCK_SIZE, "--max-model-len", self.args.max_model_len)
         seats = ("--max-num-seqs", self.args.max_num_seqs, "--prefix-cache-eviction-policy", policy)
-        with server_process(str(self.args.model), *map(str, (*sizes, *seats))) as server:
-            yield HTTPServer(server.url)
+        with server_process(str(self.args.model), *map(str, (*sizes, *seats))) as process:
+            async with HTTPServer.at(process.url) as server:
+                yield server
 
     @asynccontextmanager
     async def _llama(self, name: str, num_tokens: int) -> AsyncIterator[System]:
@@ -190,7 +198,8 @@ class Systems:
         command = [program, "--model", self.args.model, *slots, "--cache-ram", cache_mib, *others]
         port = free_port()
         with running_server([str(word) for word in command], port):
-            yield HTTPServer(f"http://127.0.0.1:{port}")
+            async with HTTPServer.at(f"http://127.0.0.1:{port}") as server:
+                yield server
 
     @asynccontextmanager
     async def _openvino(self, num_blocks: int) -> AsyncIterator[System]:

@@ -326,9 +326,9 @@ def numbers(kind: type[int] | type[float]) -> Callable[[str], list[Any]]:
     return lambda text: [kind(part) for part in text.split(",")]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sessions", type=numbers(int), default="16,64")
+def session_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser with the options of the sessions and of the simulated engine, for this benchmark and `agent_cluster`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2, help="sessions in all, as a multiple of those at a time")
     parser.add_argument("--scale", type=float, default=1 / 80, help="factor of the lengths in tokens")
     parser.add_argument("--turns", type=int, default=20, help="turns of the median session")
@@ -336,11 +336,17 @@ def main() -> int:
     parser.add_argument("--max-num-seqs", type=int, default=8)
     parser.add_argument("--max-num-batched-tokens", type=int, default=512)
     parser.add_argument("--max-model-len", type=int, default=4096)
-    parser.add_argument("--seeds", type=numbers(int), default="0,1,2")
     parser.add_argument("--cost", type=numbers(float), default="8e-3,7e-4,2.5e-7", help="fixed, per token, per pair")
+    parser.add_argument("--json", action="store_true", help="print one JSON line instead of the tables")
+    return parser
+
+
+def main() -> int:
+    parser = session_parser(__doc__)
+    parser.add_argument("--sessions", type=numbers(int), default="16,64")
+    parser.add_argument("--seeds", type=numbers(int), default="0,1,2")
     parser.add_argument("--engine", action="store_true", help="run the sessions on an engine instead")
     parser.add_argument("--model", help="model as in chairlift serve")
-    parser.add_argument("--json", action="store_true", help="print one JSON line instead of the tables")
     args = parser.parse_args()
     engine = EngineRuns(args) if args.engine else None
     results: dict[str, dict[str, Values]] = {}
