@@ -20,6 +20,7 @@ from chairlift.lab.bench.benchmark_result import BenchmarkResult, RunValues
 from chairlift.lab.bench.compare import TokenCheck, run_compare, with_max_tokens
 from chairlift.lab.bench.policies import ComparedPolicy, parse_policies
 from chairlift.lab.bench.simulation import sim_config_from_recording
+from chairlift.lab.bench.workload_options import Tokenize
 from chairlift.lab.report.recorded_run import RecordedRun, recorded_run
 from chairlift.lab.sim.cost_model import CostModel
 from chairlift.lab.sim.fitted_cost_model import FittedCostModel, fit_cost_model
@@ -56,8 +57,12 @@ def lesson_config(**changes: Any) -> EngineConfig:
 class LessonOptions(CompareOptions):
     """The requests of the lesson, whose `max_tokens` is that of the clients, or the length of a longer answer."""
 
-    def workload(self, *args: Any, **options: Any) -> list[WorkloadRequest]:
-        return declare(CompareOptions.workload(replace(self, max_tokens=None), *args, **options), self.max_tokens)
+    def workload(
+        self, vocab_size: int, token_round: int, tokenize: Tokenize | None = None, max_model_len: int | None = None
+    ) -> list[WorkloadRequest]:
+        undeclared = replace(self, max_tokens=None)
+        workload = CompareOptions.workload(undeclared, vocab_size, token_round, tokenize, max_model_len)
+        return declare(workload, self.max_tokens)
 
 
 def declare(workload: Sequence[WorkloadRequest], max_tokens: int | None) -> list[WorkloadRequest]:
