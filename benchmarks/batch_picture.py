@@ -16,8 +16,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from chairlift.lab.report.recorded_run import RecordedRun
-from chairlift.lab.report.trace import Floats, Residency, RunTrace
+from chairlift.lab.report.recorded_run import Floats, RecordedRun, Residency, RunTrace
 
 MAX_CELLS = 2000
 """With more cells, the lanes are drawn as an image with COLUMNS columns of mean colours."""

@@ -15,8 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from chairlift.events import SLOT_KINDS
-from chairlift.lab.report.recorded_run import RecordedRun
-from chairlift.lab.report.trace import RunTrace
+from chairlift.lab.report.recorded_run import RecordedRun, RunTrace
 
 WIDTH: Final = 7.6
 """The width of a picture in inches, on a page and on paper. Text has at least 8 points."""

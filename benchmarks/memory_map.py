@@ -18,8 +18,7 @@ from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch
 
 from benchmarks import drawing
-from chairlift.lab.report.recorded_run import RecordedRun
-from chairlift.lab.report.trace import Residency, RunTrace
+from chairlift.lab.report.recorded_run import RecordedRun, Residency, RunTrace
 
 COLUMNS, MAX_ROWS = 1400, 500
 OWNERS: Final = tuple(colour(f"owner-{index}") for index in range(8))

@@ -13,9 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
 from chairlift.events import Step
-from chairlift.lab.report.memory import kind_shares
-from chairlift.lab.report.recorded_run import RecordedRun
-from chairlift.lab.report.trace import Floats, RunTrace
+from chairlift.lab.report.recorded_run import Floats, RecordedRun, RunTrace, kind_shares
 
 BINS: Final = 300
 LIVE_BORDER: Final[dict[str, Any]] = {"color": "black", "linestyle": (0, (4, 2)), "linewidth": 1.1}

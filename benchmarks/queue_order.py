@@ -48,7 +48,7 @@ from chairlift.lab.sim.simulator import simulate
 from chairlift.lab.workload.arrivals import ArrivalProcess, with_arrivals
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
-from chairlift.lab.workload.traces.trace_loader import read_trace
+from chairlift.lab.workload.traces import read_trace
 from chairlift.slo import SLO, parse_slo
 
 POLICIES: Final = "fcfs,srpt:oracle,srpt:max_tokens,srpt:history,mlfq,fair,dlpm,edf"

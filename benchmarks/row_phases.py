@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-from chairlift.lab.report.trace import Residency, RunTrace
+from chairlift.lab.report.recorded_run import Residency, RunTrace
 
 
 class RowKind(enum.IntEnum):

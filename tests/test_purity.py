@@ -52,7 +52,7 @@ def test_pure_modules_load_nothing_heavy() -> None:
 
 
 def test_simulation_and_its_numbers_need_no_torch() -> None:
-    packages = [f"lab.{name}" for name in ("sim", "presets", "workload", "workload.traces", "metrics")]
+    packages = [f"lab.{name}" for name in ("sim", "presets", "workload", "metrics")]
     modules = [
         f"chairlift.{package}.{module.name}"
         for package in packages

@@ -10,7 +10,7 @@ import pytest
 from chairlift import LLM, SamplingParams
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.traces.trace_loader import read_trace
+from chairlift.lab.workload.traces import read_trace
 
 
 def test_a_served_session_is_read_back_with_its_lengths_and_common_beginnings(

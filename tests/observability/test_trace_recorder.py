@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
 from chairlift.events import RequestFinished
-from chairlift.lab.workload.traces.trace_loader import read_trace
+from chairlift.lab.workload.traces import read_trace
 from chairlift.observability.trace_recorder import TraceRecorder
 from chairlift.slo import SLO
 from support.fakes import make_request

@@ -21,7 +21,7 @@ from chairlift.lab.workload.arrivals import ArrivalProcess as ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths as parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest as WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload as make_workload
-from chairlift.lab.workload.traces.trace_loader import read_trace as read_trace
+from chairlift.lab.workload.traces import read_trace as read_trace
 from chairlift.request import Request as Request
 
 __all__ = sorted(name for name in globals() if name[0] != "_" and name != "annotations")

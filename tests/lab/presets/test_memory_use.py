@@ -11,8 +11,7 @@ from preset_studies import systems
 from chairlift.events import SLOT_KINDS, EventBroadcaster, EventList, Step
 from chairlift.lab.presets.memory_use import WARM_UP_SHARE, SteadyStateTally, simulate_outputs
 from chairlift.lab.presets.study import StudySystem, at_rate
-from chairlift.lab.report.memory import steps_with_true_kinds
-from chairlift.lab.report.trace import trace_events
+from chairlift.lab.report.recorded_run import steps_with_true_kinds, trace_events
 from chairlift.lab.sim.simulator import simulate
 from chairlift.lab.workload.request import WorkloadRequest
 
@@ -30,7 +29,7 @@ def test_requests_are_the_same_at_every_rate() -> None:
 
 @pytest.mark.parametrize("name", ["Orca (Max) = max", "Orca (Pow2) = pow2", "Orca (Oracle) = oracle", "vLLM = paged"])
 def test_steady_state_equals_the_report_with_true_lengths(name: str) -> None:
-    """Finds the counted steps in the events, and computes their slots with `report.memory`."""
+    """Finds the counted steps in the events, and computes their slots with `report.recorded_run`."""
     system = systems("vllm-fig2", 0, 120)[name]
     events, tally = EventList(), SteadyStateTally(120)
     sinks = EventBroadcaster(events, tally)

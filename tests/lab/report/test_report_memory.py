@@ -6,8 +6,7 @@ from hypothesis import assume, given, settings
 from recorded_runs import Holder, RecordedRun, engine_started, recorded_runs
 
 from chairlift.events import SLOT_KINDS, EngineStarted, Event, Step
-from chairlift.lab.report.memory import steps_with_true_kinds
-from chairlift.lab.report.trace import trace_events
+from chairlift.lab.report.recorded_run import steps_with_true_kinds, trace_events
 from support.fakes import make_engine, make_request
 
 

@@ -27,8 +27,7 @@ from simulated_runs import simulated
 
 from chairlift.core.baselines.arena import power_of_two_above
 from chairlift.events import EngineStarted, Step
-from chairlift.lab.report.recorded_run import recorded_run
-from chairlift.lab.report.trace import trace_events
+from chairlift.lab.report.recorded_run import recorded_run, trace_events
 
 
 def started_of(run: RecordedRun) -> EngineStarted:

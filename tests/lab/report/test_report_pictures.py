@@ -21,8 +21,7 @@ from matplotlib.text import Text
 from simulated_runs import simulated, static
 
 from chairlift.events import Step
-from chairlift.lab.report.memory import kind_shares
-from chairlift.lab.report.recorded_run import RecordedRun, recorded_run
+from chairlift.lab.report.recorded_run import RecordedRun, kind_shares, recorded_run
 from chairlift.observability.event_log import encode_event
 
 

@@ -13,8 +13,7 @@ from recorded_runs import engine_started
 
 from chairlift.events import Event, RequestArrived, RequestFinished, Step
 from chairlift.lab.presets import PRESETS
-from chairlift.lab.report.recorded_run import RecordedRun, recorded_run
-from chairlift.lab.report.trace import Floats
+from chairlift.lab.report.recorded_run import Floats, RecordedRun, recorded_run
 
 
 @st.composite

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from recorded_runs import RecordedRun, engine_started, recorded_runs
 
 from chairlift.events import RequestArrived, RequestFinished, Step
-from chairlift.lab.report.trace import trace_events
+from chairlift.lab.report.recorded_run import trace_events
 from support.fakes import make_engine, make_request
 
 

@@ -18,8 +18,7 @@ from chairlift.lab.sim.simulator import SimConfig, forced_request, simulate
 from chairlift.lab.workload.agent_sessions import AgentSessions
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.request_feed import RequestFeed
-from chairlift.lab.workload.traces.formats import TraceOptions
-from chairlift.lab.workload.traces.trace_loader import read_trace
+from chairlift.lab.workload.traces import TraceOptions, read_trace
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
 from chairlift.request import Request
 from support.recorded_trace import record_trace

@@ -16,8 +16,7 @@ from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.agent_sessions import AgentSessions
 from chairlift.lab.workload.request import WorkloadRequest
-from chairlift.lab.workload.traces.formats import TraceOptions
-from chairlift.lab.workload.traces.trace_loader import read_trace
+from chairlift.lab.workload.traces import TraceOptions, read_trace
 from support.recorded_trace import record_trace
 
 CONFIG = SimConfig(SchedulerConfig(1024, max_num_seqs=4, max_num_batched_tokens=256), KVPool(300, 16, 1024))

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from chairlift.errors import ConfigError
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import synthetic_tokens
-from chairlift.lab.workload.traces.formats import TraceOptions
-from chairlift.lab.workload.traces.trace_loader import FORMATS, detect_trace_format, read_trace
+from chairlift.lab.workload.traces import FORMATS, TraceOptions, detect_trace_format, read_trace
 from chairlift.slo import SLO
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens\r

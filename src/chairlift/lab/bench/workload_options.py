@@ -17,8 +17,7 @@ from chairlift.lab.workload.arrivals import ArrivalProcess, with_arrivals
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import MAX_NUM_PROMPTS, WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
-from chairlift.lab.workload.traces.formats import TraceOptions
-from chairlift.lab.workload.traces.trace_loader import read_trace
+from chairlift.lab.workload.traces import TraceOptions, read_trace
 from chairlift.options import check_options, option
 from chairlift.slo import SLO, parse_slo
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from chairlift.core.kv.block_pool import BlockPool
 from chairlift.errors import ConfigError
 from chairlift.lab.presets.study import StudySystem
-from chairlift.lab.workload.traces.formats import MooncakeLine, json_records
+from chairlift.lab.workload.traces import MooncakeLine, json_records
 
 
 def measure(system: StudySystem, _seed: int) -> dict[str, float]:

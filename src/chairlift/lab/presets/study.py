@@ -35,8 +35,7 @@ from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import paired_lengths, parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
-from chairlift.lab.workload.traces.formats import TraceOptions
-from chairlift.lab.workload.traces.trace_loader import read_trace
+from chairlift.lab.workload.traces import TraceOptions, read_trace
 from chairlift.slo import SLO
 
 MEMORY_SHARE: Final = 0.9

@@ -1,4 +1,16 @@
-"""The formats of traces: the fields of a record, and the request that it describes.
+"""Readers of recorded workloads.
+
+| format | file | one request |
+|---|---|---|
+| azure | CSV | TIMESTAMP, ContextTokens, GeneratedTokens (Azure public dataset, 2023 and 2024) |
+| burstgpt | CSV | Timestamp in seconds, Request tokens, Response tokens (and Model, Total tokens, Log Type) |
+| mooncake | JSON lines | timestamp in ms, input_length, output_length, hash_ids: one for each 512 tokens |
+| sharegpt | JSON list | {"conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": text}, ...]} |
+| custom | JSON lines | {"prompt": text, "output_tokens": n}, as vLLM's benchmarks read it |
+| chairlift | JSON lines | as `chairlift serve --record-trace` writes it (see `ChairliftLine`) |
+
+Traces without text have synthetic tokens (`synthetic_tokens`), equal where the trace records equal blocks, different
+elsewhere.
 
 A reader yields the requests of a file in order, and None for a record that cannot be served. Arrival times may start at
 any value. `msgspec` checks the records; an error names the line and the field.
@@ -7,21 +19,24 @@ any value. `msgspec` checks the records; an error names the line and the field.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Final, TextIO, TypeVar
+from typing import Annotated, Final, NamedTuple, TextIO, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.request import WorkloadRequest, check_ids
 from chairlift.lab.workload.synthetic import synthetic_tokens
-from chairlift.lab.workload.traces.recorded_sessions import RecordedRequest, follow_turns
 from chairlift.observability.trace_recorder import HASH_BLOCK_SIZE
 from chairlift.slo import SLO
 
@@ -245,6 +260,46 @@ def read_custom(path: Path, options: TraceOptions) -> Requests:
 # -- Chairlift's own format ----------------------------------------------------------------------------------------
 
 
+class RecordedRequest(NamedTuple):
+    """A request of a trace, the hashes of its prompt, each of which includes all tokens before it, and its end."""
+
+    request: WorkloadRequest
+    prompt_hashes: Sequence[str]
+    end: float
+
+
+def follow_turns(recorded: Sequence[RecordedRequest]) -> list[WorkloadRequest]:
+    """The requests in the order of arrival, each of which follows the turn before it, if there is one, after the
+    recorded gap.
+
+    The turn before a request is one of the same tenant that had ended when the request arrived, whose prompt is
+    shorter, and whose full blocks are the beginning of its prompt: of several the one with the most blocks, and among
+    these the last one to end.
+    """
+    turns: defaultdict[tuple[str, str], list[RecordedRequest]] = defaultdict(list)
+    requests: list[WorkloadRequest] = []
+    for each in sorted(recorded, key=lambda each: each.request.arrival):
+        request = each.request
+        if (before := _turn_before(each, turns)) is not None:
+            request = replace(request, arrival=request.arrival - before.end, follows=before.request.request_id)
+        requests.append(request)
+        for block in each.prompt_hashes[-1:]:
+            turns[request.tenant, block].append(each)
+    return requests
+
+
+def _turn_before(
+    each: RecordedRequest, turns: Mapping[tuple[str, str], Sequence[RecordedRequest]]
+) -> RecordedRequest | None:
+    arrival, num_tokens = each.request.arrival, len(each.request.prompt_token_ids)
+    for block in reversed(each.prompt_hashes):
+        known = turns.get((each.request.tenant, block), ())
+        ended = [turn for turn in known if turn.end <= arrival and len(turn.request.prompt_token_ids) < num_tokens]
+        if ended:
+            return max(ended, key=lambda turn: turn.end)
+    return None
+
+
 class ChairliftLine(Struct, forbid_unknown_fields=True):
     """A line of Chairlift's own format, with one request; the lines may be in any order. A null field is missing.
 
@@ -320,3 +375,95 @@ def read_chairlift(path: Path, options: TraceOptions) -> Requests:
             else:
                 recorded.append(RecordedRequest(request, line.prompt_hashes or (), line.arrival + line.e2e_latency))
     yield from follow_turns(recorded)
+
+
+logger = logging.getLogger("chairlift")
+
+FORMATS: Final[dict[str, Callable[[Path, TraceOptions], Requests]]] = {
+    "azure": partial(read_lengths, "azure", AzureRow),
+    "burstgpt": partial(read_lengths, "burstgpt", BurstGPTRow),
+    "mooncake": read_mooncake,
+    "sharegpt": read_sharegpt,
+    "custom": read_custom,
+    "chairlift": read_chairlift,
+}
+
+COLUMNS: Final = {
+    "azure": {"TIMESTAMP", "ContextTokens", "GeneratedTokens"},
+    "burstgpt": {"Timestamp", "Request tokens", "Response tokens"},
+}
+KEYS: Final = {"mooncake": {"input_length"}, "custom": {"prompt"}, "chairlift": {"arrival", "output_len"}}
+"""The columns, or the keys of the first line, by which a format is detected."""
+
+
+def read_trace(path: Path | str, options: TraceOptions | None = None) -> list[WorkloadRequest]:
+    """Returns the requests of a trace file, whose format is detected, by recorded arrival. The first one arrives at 0.
+
+    Requests with equal times keep the order of the file. Requests that cannot be served are skipped, and their number
+    is logged: they have no prompt or output tokens (logs write failed requests in this way) or, in sharegpt, lengths
+    outside the limits of this module.
+
+    Raises:
+        ConfigError: the file cannot be read, its format is unknown or has no sessions for a closed loop, a field is
+            wrong, or no request can be served.
+    """
+    path, options = Path(path), options or TraceOptions()
+    name = detect_trace_format(path)
+    if options.closed_loop and name != "chairlift":
+        needed = "closed_loop requires hashes and latencies, as in a trace of --record-trace"
+        raise ConfigError(f"{needed}, got {path} in the format {name}: leave closed_loop out")
+    requests: list[WorkloadRequest] = []
+    num_skipped = 0
+    for request in FORMATS[name](path, options):
+        if request is None:
+            num_skipped += 1
+        else:
+            requests.append(request)
+            if len(requests) == options.limit:
+                break
+    if not requests:
+        raise ConfigError(f"{path}: no request can be served ({num_skipped} skipped) when read as {name}")
+    try:
+        check_ids(requests)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if num_skipped:
+        logger.warning(
+            "%s: skipped %d of %d requests without prompt or output or, in ShareGPT, with lengths outside the limits",
+            path,
+            num_skipped,
+            num_skipped + len(requests),
+        )
+    start = min(request.arrival for request in requests if request.follows is None)
+    times = [request.arrival - (start if request.follows is None else 0.0) for request in requests]
+    shifted = [replace(each, arrival=round(time, 6)) for each, time in zip(requests, times, strict=True)]
+    return shifted if options.closed_loop else sorted(shifted, key=lambda request: request.arrival)
+
+
+def detect_trace_format(path: Path) -> str:
+    """Returns the format of a trace file, detected from its beginning.
+
+    Raises:
+        ConfigError: the file cannot be read, or its format is unknown.
+    """
+    with open_text_file(path) as file:
+        head = file.read(4096).lstrip()
+        if head.startswith("["):
+            return "sharegpt"
+        line = (head + file.readline()).partition("\n")[0].strip()
+    candidates = KEYS if line.startswith("{") else COLUMNS
+    if candidates is KEYS:
+        try:
+            fields = set(json.loads(line))
+        except ValueError as error:
+            raise ConfigError(f"{path}: the first line is not a JSON object ({error})") from None
+    else:
+        fields = {column.strip() for column in line.split(",")}
+    found = [name for name, needed in candidates.items() if needed <= fields]
+    if not found:
+        needed = "; ".join(f"{name}: {', '.join(sorted(names))}" for name, names in {**COLUMNS, **KEYS}.items())
+        raise ConfigError(
+            f"{path}: not a trace in a known format; it starts with {line!r:.120}. The first line needs the columns or "
+            f"keys of one of these: {needed}; sharegpt is a JSON list"
+        )
+    return found[0]
