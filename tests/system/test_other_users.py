@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from chairlift.system.other_users import other_users
+from chairlift.cluster.local_cluster import other_users
 
 
 def account(uid: int, name: str, shell: str = "/bin/sh") -> SimpleNamespace:

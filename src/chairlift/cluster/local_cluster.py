@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pwd
 import signal
 import sys
 import threading
@@ -12,6 +13,8 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+import psutil
+
 from chairlift.cluster.cluster_app import observe_replicas
 from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.config import EngineConfig
@@ -19,7 +22,6 @@ from chairlift.errors import ChairliftError, ConfigError, EngineDeadError
 from chairlift.loading.resolve import resolve_model
 from chairlift.server.models.served_model import ServedModel
 from chairlift.system.cpu_topology import CpuTopology, allowed_cpus
-from chairlift.system.other_users import other_users
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -187,3 +189,26 @@ def describe_ray_error(error: BaseException) -> str:
     if others and ("Traceback" in str(error) or first.endswith(":")):
         return f"{first} {others[-1]}"
     return first
+
+
+FIRST_USER_ID: Final = 501 if sys.platform == "darwin" else 1000
+NOBODY: Final = 65534
+NO_LOGIN: Final = ("nologin", "false")
+"""The names of programs that are the shells of accounts without a login."""
+
+
+def other_users() -> list[str]:
+    """The names of the other users that have a login or a running process, without accounts of the system.
+
+    Accounts of a directory service, which cannot be listed, are found by their processes.
+    """
+    users = {
+        entry.pw_uid: entry.pw_name
+        for entry in pwd.getpwall()
+        if entry.pw_shell and os.path.basename(entry.pw_shell) not in NO_LOGIN
+    }
+    for process in psutil.process_iter(["uids", "username"]):
+        if (uids := process.info["uids"]) is not None:
+            users[uids.real] = process.info["username"]
+    own = {os.getuid(), NOBODY}
+    return sorted(name for uid, name in users.items() if uid >= FIRST_USER_ID and uid not in own)
