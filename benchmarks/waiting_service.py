@@ -9,7 +9,7 @@ from itertools import combinations
 from chairlift.core.queues.fair_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 from chairlift.core.queues.prefix_fair_queue import QUANTUM
 from chairlift.events import Event, RequestArrived, RequestFinished, Step
-from chairlift.lab.presets.service_gap import ServiceTally
+from chairlift.lab.presets.measures import ServiceTally
 from chairlift.lab.workload.request import WorkloadRequest
 
 

@@ -12,7 +12,7 @@ from preset_studies import mean
 
 from chairlift.errors import ConfigError
 from chairlift.lab.presets import find_preset
-from chairlift.lab.presets.cache_hits import hit_rate
+from chairlift.lab.presets.measures import hit_rate
 
 PRESET = find_preset("mooncake-table-1")
 

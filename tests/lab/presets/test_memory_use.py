@@ -9,7 +9,7 @@ import pytest
 from preset_studies import systems
 
 from chairlift.events import SLOT_KINDS, EventBroadcaster, EventList, Step
-from chairlift.lab.presets.memory_use import WARM_UP_SHARE, SteadyStateTally, simulate_outputs
+from chairlift.lab.presets.measures import WARM_UP_SHARE, SteadyStateTally, simulate_outputs
 from chairlift.lab.presets.study import StudySystem, at_rate
 from chairlift.lab.report.recorded_run import steps_with_true_kinds, trace_events
 from chairlift.lab.sim.simulator import simulate

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from preset_studies import mean, run, systems
 
-from chairlift.lab.presets.memory_use import measure_memory
+from chairlift.lab.presets.measures import measure_memory
 
 
 def test_recomputation_is_faster_for_small_blocks_and_swapping_for_large_ones() -> None:

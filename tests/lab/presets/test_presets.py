@@ -11,7 +11,7 @@ from preset_studies import mean, run, study, systems
 
 from chairlift.errors import ConfigError
 from chairlift.lab.presets import PRESETS, RUNNERS, find_preset, print_preset, print_presets, print_title
-from chairlift.lab.presets.memory_use import SteadyStateTally
+from chairlift.lab.presets.measures import SteadyStateTally
 from chairlift.lab.presets.study import HEADINGS, MeasuredValue, StudyResult, at_rate, format_value
 from chairlift.lab.sim.simulator import simulate
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from preset_studies import mean, run, study, systems
 
 from chairlift.lab.metrics.requests import RequestMetrics
-from chairlift.lab.presets.memory_use import measure_memory
+from chairlift.lab.presets.measures import measure_memory
 from chairlift.lab.presets.rate_sweep import completion_ratio, highest_rate, measure_run
 from chairlift.lab.presets.study import num_kv_slots, token_by_token
 from chairlift.lab.sim.cost_model import CostModel, StepShape

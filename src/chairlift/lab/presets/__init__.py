@@ -31,17 +31,17 @@ from rich.text import Text
 
 from chairlift.engine.progress import progress_bar
 from chairlift.errors import ConfigError
-from chairlift.lab.presets import cache_hits, memory_use, preemption_cost, rate_sweep, service_gap
+from chairlift.lab.presets import measures, rate_sweep
 from chairlift.lab.presets.study import Study, StudyResult, measure_systems
 from chairlift.lab.tables import constants_table, make_table, print_parts, print_report
 
 RUNNERS: Final[dict[str, Callable[[Study, Callable[[], object]], StudyResult]]] = {
     "rate sweep": rate_sweep.run,
     "fixed batch": rate_sweep.run,
-    "memory use": partial(measure_systems, memory_use.measure),
-    "service gap": partial(measure_systems, service_gap.measure),
-    "cache hits": partial(measure_systems, cache_hits.measure),
-    "preemption cost": partial(measure_systems, preemption_cost.measure),
+    "memory use": partial(measure_systems, measures.measure_memory_use),
+    "service gap": partial(measure_systems, measures.measure_service_gap),
+    "cache hits": partial(measure_systems, measures.measure_cache_hits),
+    "preemption cost": partial(measure_systems, measures.measure_preemption_cost),
 }
 """The function that runs a study of each kind. It calls its second argument after each system."""
 

@@ -25,7 +25,7 @@ from typing import Any, Final
 from chairlift.events import EventBroadcaster
 from chairlift.lab.metrics.requests import RequestMetrics, RequestTally
 from chairlift.lab.metrics.run import RunTally, Summary
-from chairlift.lab.presets.memory_use import measure_memory, simulate_outputs
+from chairlift.lab.presets.measures import measure_memory, simulate_outputs
 from chairlift.lab.presets.study import MeasuredValue, Row, Study, StudyResult, StudySystem, at_rate
 from chairlift.lab.workload.request import WorkloadRequest
 
