@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Final
 
@@ -49,11 +50,8 @@ def run_latency(config: EngineConfig, options: LatencyOptions) -> BenchmarkResul
         ModelLoadError: the model cannot be loaded.
     """
     log = EventList()
-    engine = build_engine(replace(config, skip_tokenizer_init=True), events=log)
-    try:
+    with closing(build_engine(replace(config, skip_tokenizer_init=True), events=log)) as engine:
         runs = _runs(engine, log, options)
-    finally:
-        engine.close()
     started = engine.facts.started
     systems = {str(size): values for size, values in runs.items()}
     if len(runs) == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from dataclasses import replace
 
 from chairlift.config import EngineConfig
@@ -25,10 +26,9 @@ def run_throughput(config: EngineConfig, options: ThroughputOptions) -> Benchmar
         ModelLoadError: the model cannot be loaded.
     """
     log = EventList()
-    engine = build_engine(replace(config, skip_tokenizer_init=True), events=log)
     tokenize = None if config.skip_tokenizer_init else text_tokenizer(config.model)
     runs: list[RunValues] = []
-    try:
+    with closing(build_engine(replace(config, skip_tokenizer_init=True), events=log)) as engine:
         vocab_size, limit = engine.facts.model_config.vocab_size, engine.facts.scheduler_config.max_model_len
         warm_up = options.workload(vocab_size, 0, tokenize, limit)
         forced_requests(engine, warm_up)
@@ -40,8 +40,6 @@ def run_throughput(config: EngineConfig, options: ThroughputOptions) -> Benchmar
             runs.append(run.values())
             speed = run.output_tokens_per_s
             logger.info("run %d of %d: %.1f output tokens/s", run_number, options.repeats, speed)
-    finally:
-        engine.close()
     started = engine.facts.started
     return BenchmarkResult(
         benchmark="throughput",

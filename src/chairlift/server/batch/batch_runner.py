@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -207,11 +207,9 @@ def run_batch(
     if output.num_removed_bytes:
         logger.info("%s: removed an incomplete last line of %d bytes", output_file, output.num_removed_bytes)
     summary = BatchSummary(previously_done=output.num_answered, remaining=index.num_unanswered)
-    try:
+    with closing(output):
         if index.num_unanswered:
             asyncio.run(_run(AsyncLLM(config), index, output, summary, options))
-    finally:
-        output.close()
     return summary
 
 
