@@ -55,11 +55,11 @@ def measure_engines(session: Session) -> tuple[dict[str, Any], list[RenderableTy
     """Prompts, a burst and single streams, each engine in a process of its own, one after the other."""
     workload = SMALL_WORKLOAD if session.is_small else WORKLOAD
     vocab_size = resolve_model(session.model).config().vocab_size
+    flags = {name: session.engine_flags(name) for name in session.kernels}
+    if "triton" in flags and not session.is_small:
+        flags["triton without CUDA graphs"] = [*flags["triton"], "--enforce-eager"]
     settings = [
-        EngineSetting(
-            f"Chairlift, {name}", "chairlift_run", Path(sys.executable), {"flags": session.engine_flags(name)}
-        )
-        for name in session.kernels
+        EngineSetting(f"Chairlift, {name}", "chairlift_run", PYTHON, {"flags": each}) for name, each in flags.items()
     ]
     if find_spec("vllm") is not None and not session.is_small:
         settings.append(_vllm(session))
@@ -71,7 +71,7 @@ def measure_engines(session: Session) -> tuple[dict[str, Any], list[RenderableTy
     for figure in FIGURES:
         if any(figure.key in values for values in figures.values()):
             table.add_row(figure.heading, *(figure.cell(values.get(figure.key)) for values in figures.values()))
-    if len(figures) == len(session.kernels):
+    if len(figures) == len(flags):
         table.caption = "without vLLM" if session.is_small else "without vLLM, which is not installed"
     return {"workload": workload.to_dict(), "engines": figures}, [table]
 

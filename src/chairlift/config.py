@@ -178,6 +178,11 @@ class EngineConfig:
         "Kernel set. auto is native on the CPU if it is compiled, triton on CUDA if it is installed, else torch.",
         choices=KERNEL_SETS,
     )
+    enforce_eager: bool = option(
+        False,
+        "Launch the kernels of each step one by one, instead of capturing decode steps as CUDA graphs when the engine "
+        "starts.",
+    )
     quantization: str | None = option(
         None,
         "Format to which native kernels quantize all linear layers: int8 with a scale for each output, or a format of "

@@ -34,7 +34,7 @@ _ADVICE: Final = {
     "because an engine uses one device; replicas of it share the requests",
     "trust_remote_code": "leave it out, because code of a model is never run",
     "enable_lora": "leave it out, because lora_modules and max_loras allocate memory for adapters",
-    "enforce_eager compilation_config": "leave it out, because no graphs are captured",
+    "compilation_config": "leave it out, because nothing is compiled before it runs; see enforce_eager",
     "-fa flash_attn attention_backend": "leave it out, because kernels selects the implementation of attention",
     "-cb cont_batching enable_chunked_prefill": "leave it out, because prompts are always computed in chunks",
     "jinja enable_auto_tool_choice enable_reasoning": "leave it out, because tools and reasoning are always enabled",

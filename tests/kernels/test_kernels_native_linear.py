@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from chairlift.kernels.activations import GATED_SUFFIX, NativePrologueKind
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.formats import ROUNDED
+from chairlift.kernels.cpu.row_buffers import rows_of
 from chairlift.kernels.interface import Prologue
 from chairlift.kernels.kernel_set import KernelsUnavailableError
-from chairlift.kernels.row_buffers import rows_of
 from chairlift.kernels.weight_formats import BLOCKS, BYTES_PER_INPUT, FLOATS, GROUPED, SUPER_BLOCK, ZERO_POINTS
 from chairlift.loading.block_rows import decode_rows
 from support import reference_kernels as reference

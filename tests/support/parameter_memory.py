@@ -10,9 +10,9 @@ import torch
 
 from chairlift.kernels.attention import KVCache
 from chairlift.kernels.cpu.recurrence import NativeStates
+from chairlift.kernels.cpu.row_buffers import RowBuffers
 from chairlift.kernels.cpu.tape import RecordedLayers
 from chairlift.kernels.recurrence import RecurrentState
-from chairlift.kernels.row_buffers import RowBuffers
 from chairlift.kernels.torch_plan import AttentionPlanner
 
 STEP_MEMORY = (KVCache, RecurrentState, RowBuffers, AttentionPlanner, RecordedLayers, NativeStates)

@@ -1,7 +1,8 @@
 """The engine with interpreted Triton kernels generates the greedy tokens of transformers.
 
-The prompts are computed in chunks, some of them begin with cached blocks, requests are preempted, and draft tokens are
-verified.
+The prompts are computed in chunks, some of them begin with cached blocks, requests are preempted, draft tokens are
+verified, and decode steps are replayed. On the CPU a capture records operations and launches with their numbers, and a
+replay repeats them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ import torch
 from chairlift import LLM, EngineConfig, SamplingParams
 from chairlift.engine.startup import decoder_engine
 from chairlift.engine.startup.factory import build_engine
+from chairlift.engine.startup.loaded_model import load_decoder
 from chairlift.events import EventList, RequestFinished, Step
+from chairlift.kernels.graph_sizes import graph_sizes
+from chairlift.worker.decode_graphs import CapturedStep, StepCapture, with_decode_graphs
+from chairlift.worker.request_rows import RequestRows
+from support.recorded_capture import RecordedCapture
 from support.tiny_models import load_reference
 
 NEW_TOKENS = 8
@@ -38,14 +44,25 @@ def make_prompts() -> list[list[int]]:
     return [[*common, 9], [rng.randrange(3, 256)] * 13, [5, 6, 7, 5, 6], [*common, 10, 11], [*common, 9]]
 
 
-def generate(folder: Path, **options: Any) -> tuple[list[list[int]], EventList]:
-    defaults: dict[str, Any] = {"block_size": 4, "max_model_len": 40, "dtype": "float32"}
-    config = EngineConfig(model=str(folder), skip_tokenizer_init=True, num_threads=1, **{**defaults, **options})
+def engine_config(folder: Path, **options: Any) -> EngineConfig:
+    fixed: dict[str, Any] = {"kernels": "triton", "dtype": "float32", "num_threads": 1}
+    return EngineConfig(model=str(folder), skip_tokenizer_init=True, **fixed, **options)
+
+
+def generate(
+    folder: Path, capture: StepCapture, prompts: list[list[int]], num_kv_blocks: int, **options: Any
+) -> tuple[list[list[int]], EventList]:
+    sizes = {"block_size": 4, "max_model_len": 40, "num_kv_blocks": num_kv_blocks, **SQUEEZED}
+    config = engine_config(folder, **sizes, **options)
     events = EventList()
-    with patch.object(decoder_engine, "measured_row_time", lambda *_: None):
+    with (
+        patch.object(decoder_engine, "measured_row_time", lambda *_: None),
+        patch.object(decoder_engine, "PROBES", (2, 5)),
+        patch.object(decoder_engine, "find_capture", lambda *_: capture),
+    ):
         llm = LLM(engine=build_engine(config, events=events))
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
-    outputs = llm.generate(make_prompts(), params, use_tqdm=False)
+    outputs = llm.generate(prompts, params, use_tqdm=False)
     llm.close()
     return [output.outputs[0].token_ids for output in outputs], events
 
@@ -57,17 +74,54 @@ def likeliest(reference: Any, prompt: list[int], answer: list[int]) -> list[int]
     return found
 
 
-@pytest.mark.parametrize("arch", NUM_BLOCKS)
-def test_greedy_tokens_are_those_of_transformers(arch: str, tiny_model_dir: Callable[..., Path]) -> None:
-    folder = tiny_model_dir(arch)
-    tokens, events = generate(folder, kernels="triton", num_kv_blocks=NUM_BLOCKS[arch], **SQUEEZED)
+def check_tokens(folder: Path, tokens: list[list[int]]) -> None:
     reference = load_reference(folder)
     for prompt, answer in zip(make_prompts(), tokens, strict=True):
         assert len(answer) == NEW_TOKENS
         assert answer == likeliest(reference, prompt, answer)
+
+
+@pytest.mark.parametrize("arch", NUM_BLOCKS)
+def test_greedy_tokens_are_those_of_transformers(arch: str, tiny_model_dir: Callable[..., Path]) -> None:
+    folder, capture = tiny_model_dir(arch), RecordedCapture()
+    tokens, events = generate(folder, capture, make_prompts(), NUM_BLOCKS[arch])
+    check_tokens(folder, tokens)
+    assert capture.num_replays > len(graph_sizes(4)), "more than those whose bits are compared at the start"
     steps = [event for event in events.events if isinstance(event, Step)]
     spans = [span for step in steps for span in zip(step.num_scheduled, step.num_computed, strict=True)]
     assert any(count > 1 and computed > 0 for count, computed in spans), "a chunk"
     assert any(event.num_cached_tokens for event in events.events if isinstance(event, RequestFinished))
     assert sum(len(step.preempted) for step in steps) > 0
     assert sum(sum(step.num_draft) for step in steps) > 0
+
+
+def stale_capture(compute: Callable[[], torch.Tensor]) -> CapturedStep:
+    return CapturedStep(lambda: None, compute())
+
+
+def waiting_capture(compute: Callable[[], torch.Tensor]) -> CapturedStep:
+    return RecordedCapture()(lambda: compute() + compute().sum().item())
+
+
+@pytest.mark.parametrize(
+    ("capture", "problem"),
+    [
+        (stale_capture, "the replay of 1 rows differs from the step itself"),
+        (waiting_capture, "RuntimeError: item waits for the device"),
+    ],
+)
+def test_a_model_that_cannot_be_captured_runs_as_it_is(
+    capture: StepCapture, problem: str, tiny_model_dir: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = load_decoder(engine_config(tiny_model_dir("llama"))).model
+    model.allocate_kv_cache(num_blocks=2, block_size=4)
+    rows = RequestRows(max_num_seqs=2, max_model_len=8, block_size=4, device=torch.device("cpu"))
+    assert with_decode_graphs(model, rows, False, capture) is model
+    assert problem in caplog.text
+
+
+def test_eager_steps_are_not_captured(tiny_model_dir: Callable[..., Path]) -> None:
+    def fail(compute: Callable[[], torch.Tensor]) -> CapturedStep:
+        raise AssertionError("captured")
+
+    generate(tiny_model_dir("llama"), fail, make_prompts()[1:2], NUM_BLOCKS["llama"], enforce_eager=True)

@@ -84,6 +84,8 @@ class AttentionMetadata:
         slot_mapping: int64 [T], the slot of each token's K and V, block_id * block_size + offset; -1 writes nothing.
         query_start_loc_host, seq_lens_host: the same as lists of ints, which are read without a device transfer.
         block_size: slots per block.
+        is_captured: whether the plan belongs to a CUDA graph, whose sequences have other lengths in each replay;
+            `seq_lens_host` are the largest ones.
     """
 
     query_start_loc: torch.Tensor
@@ -93,6 +95,7 @@ class AttentionMetadata:
     query_start_loc_host: list[int]
     seq_lens_host: list[int]
     block_size: int
+    is_captured: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, run_
 from chairlift.kernels.kernel_set import get_kernels
 from chairlift.kernels.lora import LoraAdapters
 from chairlift.kernels.recurrence import RecurrentState, StateStep
-from chairlift.kernels.row_buffers import RowBuffers
 from chairlift.kernels.weights import Weights
 from chairlift.models.declaration.model_config import ModelConfig, PerLayerInputsSpec, PredictorSpec
 from chairlift.models.kv_layout import KVLayout
@@ -52,8 +51,7 @@ class PerLayerInputs:
         self._norm = builder.norm_of_rows(spec.norm)
         self._spec = spec
         self._num_layers = num_layers
-        shape = next(iter(builder.backends))
-        self._buffers = RowBuffers(shape.dtype, shape.device)
+        self._new_rows = builder.new_rows
 
     def __call__(self, token_ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """Compute the inputs of the tokens of a step.
@@ -63,12 +61,11 @@ class PerLayerInputs:
             embedded: [T, hidden_size], the input of the first layer.
 
         Returns:
-            `StepContext.per_layer_inputs`, valid until the next call. With the same number of tokens as in the call
-            before it is in the same memory.
+            `StepContext.per_layer_inputs`, valid until the next call.
         """
         spec, num_tokens = self._spec, len(token_ids)
-        rows = self._buffers.rows(("per-layer inputs", (self._num_layers + 1) * spec.size), num_tokens)
-        inputs = rows.view(num_tokens, -1, spec.size)
+        inputs = self._new_rows(embedded, "per-layer inputs", (self._num_layers + 1) * spec.size)
+        inputs = inputs.view(num_tokens, -1, spec.size)
         projected = self._norm(self._projection(embedded).view(-1, spec.size), None)
         looked_up = self._table(token_ids).view(num_tokens, -1, spec.size)
         found = projected.view_as(looked_up).add_(looked_up, alpha=spec.table_multiplier)
@@ -114,6 +111,10 @@ class DecoderModel:
         max_model_len: the length of the longest sequence; None for max_position_embeddings.
         has_pooling: load the final norm as a separate kernel, for `final_hidden`.
         lora: the LoRA adapters of the rows of a step; None if the model has none.
+
+    Attributes:
+        num_allocations: how often KV memory or states were allocated.
+        waits_for_host: whether a layer needs numbers that the device computes before it can go on.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class DecoderModel:
     ) -> None:
         self.config = config
         self.lora = lora
+        self.num_allocations = 0
         self._planned: list[tuple[AttentionBackend[Any], int]] = []
         builder = LayerBuilder(config, weights, kernels, backends, lora)
         device = next(iter(backends)).device
@@ -161,6 +163,7 @@ class DecoderModel:
             plain = LayerBuilder(config, weights, kernels, backends)
             predicted = kernels.make_linear(head, None, NO_PROLOGUE)
             self.predictor = Predictor(plain, config.predictor, predicted, config.num_layers)
+        self.waits_for_host = builder.waits_for_host
         self._run_layers = run_in_order if torch_operations(config) else kernels.run_layers
 
     @property
@@ -175,6 +178,7 @@ class DecoderModel:
         Args:
             layout: the groups of layers with separate block tables; None for one group.
         """
+        self.num_allocations += 1
         layers = self.attention_layers
         layout = layout or KVLayout.one_group(self.config)
         for layer in layers.values():
@@ -194,6 +198,7 @@ class DecoderModel:
 
     def allocate_states(self, num_slots: int) -> None:
         """Allocate zeroed recurrent states for the slots 0 to num_slots - 1; the earlier ones are freed first."""
+        self.num_allocations += 1
         for layer in self.layers:
             if layer.recurrence is not None:
                 layer.recurrence.allocate_state(num_slots)

@@ -10,6 +10,7 @@ import torch
 
 from chairlift.kernels.activations import GateActivation
 from chairlift.kernels.attention import AttentionShape, QKNorm
+from chairlift.kernels.grouped_mixture import GroupedMixture
 from chairlift.kernels.interface import (
     NO_PROLOGUE,
     FeedForwardKernel,
@@ -82,6 +83,7 @@ class LayerBuilder:
         self._kernels = kernels
         self.new_rows, self.call_each = kernels.new_rows, kernels.call_each
         self._lora = lora
+        self.waits_for_host = False
         self._loaded_norms: set[str] = set()
 
     def linear(self, spec: MatrixSpec, prologue: Prologue = NO_PROLOGUE) -> LinearKernel:
@@ -124,6 +126,7 @@ class LayerBuilder:
             None if bias is None else self._vector(bias, router.num_experts),
         )
         mixture = self._kernels.make_mixture(loaded)
+        self.waits_for_host |= isinstance(mixture, GroupedMixture)
         if spec.latent is None:
             return mixture
         first, last = spec.latent

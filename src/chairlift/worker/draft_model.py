@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
+from chairlift.kernels.device_copy import to_device
 from chairlift.kernels.sampling import TokenSampler
 from chairlift.models.decoder import DecoderModel
 from chairlift.outputs import NewRequest, SchedulerOutput
 from chairlift.worker.input_batch import gather_input_batch
-from chairlift.worker.request_rows import NO_STATE, IntArray, RequestRows, to_device
+from chairlift.worker.request_rows import NO_STATE, IntArray, RequestRows
 from chairlift.worker.runner_model import RunnerModel
 from chairlift.worker.step_extension import ComputedStep, DraftProposer
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from chairlift.worker.request_rows import IntArray, RequestRows, to_device
+from chairlift.kernels.device_copy import to_device
+from chairlift.worker.request_rows import IntArray, RequestRows
 from chairlift.worker.sampler import SampledTokens, Sampler
 
 

@@ -11,8 +11,9 @@ import numpy.typing as npt
 import torch
 
 from chairlift.kernels.attention import AttentionMetadata
+from chairlift.kernels.device_copy import to_device
 from chairlift.kernels.recurrence import StateStep
-from chairlift.worker.request_rows import NO_STATE, IntArray, RequestRows, to_device
+from chairlift.worker.request_rows import NO_STATE, IntArray, RequestRows
 
 NO_PADDING: Mapping[str, int] = MappingProxyType({})
 NO_DRAFTS: Mapping[str, list[int]] = MappingProxyType({})

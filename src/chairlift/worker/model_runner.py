@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from chairlift.kernels.device_copy import to_device
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
 from chairlift.worker.draft_verification import DraftRounds, sample_rounds
 from chairlift.worker.input_batch import gather_input_batch
 from chairlift.worker.pending_step import PendingStep
-from chairlift.worker.request_rows import RequestRows, to_device
+from chairlift.worker.request_rows import RequestRows
 from chairlift.worker.runner_model import RunnerModel
 from chairlift.worker.sampler import SampledTokens, Sampler
 from chairlift.worker.step_extension import ComputedStep, DraftProposer, StepExtension

@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 import torch
 
+from chairlift.kernels.device_copy import to_device
 from chairlift.models.text_pooling import RowFunctions, TextPooling
 from chairlift.outputs import SchedulerOutput
-from chairlift.worker.request_rows import to_device
 from chairlift.worker.step_extension import ComputedStep, StepExtension
 
 ROWS_AT_ONCE: Final = 256

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from chairlift.kernels.device_copy import to_device
 from chairlift.worker.memory import PROMPT_LOGPROB_ROWS
 from chairlift.worker.pending_step import PromptLogprobTensors
-from chairlift.worker.request_rows import IntArray, RequestRows, to_device
+from chairlift.worker.request_rows import IntArray, RequestRows
 from chairlift.worker.runner_model import RunnerModel
 from chairlift.worker.sampler import LogprobTensors, Sampler
 from chairlift.worker.sampling_state import SamplingFeature

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from chairlift.kernels.device_copy import to_device
 from chairlift.kernels.lora import NO_ADAPTER
 from chairlift.outputs import NewRequest
 
@@ -17,12 +18,6 @@ IntArray = npt.NDArray[np.int64]
 
 NO_STATE: Final = -1
 """The source of a sequence that continues the zero state."""
-
-
-def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """The array as a tensor on the device. On the CPU both share memory; other devices get an asynchronous copy."""
-    tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
 
 
 class RequestRows:

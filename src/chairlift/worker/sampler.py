@@ -10,9 +10,10 @@ import numpy.typing as npt
 import torch
 
 from chairlift.grammar.compiler import GrammarCompiler
+from chairlift.kernels.device_copy import to_device
 from chairlift.kernels.sampling import IntArray, SamplingKernels
 from chairlift.outputs import Logprob, NewRequest, TokenLogprobs
-from chairlift.worker.request_rows import RequestRows, to_device
+from chairlift.worker.request_rows import RequestRows
 from chairlift.worker.sampling_state import SamplingFeature, SamplingState
 from chairlift.worker.token_masks import TokenMasks
 from chairlift.worker.torch_sampling import TorchSampling, apply_penalties

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from chairlift.kernels.device_copy import to_device
 from chairlift.kernels.sampling import Bits, IntArray, SamplingParameters, TokenSampler, top_logprobs
 from chairlift.worker.random_stream import uniform
-from chairlift.worker.request_rows import to_device
 
 NUCLEUS_HEAD_SIZES = (128, 2048)
 """Numbers of the most likely tokens that are sorted for top_p before the whole vocabulary is."""

@@ -113,6 +113,7 @@ REJECTED: dict[str, dict[str, Any]] = {
 OTHER = {
     "accept_terms": "tests/loading/test_loading_fetch.py",
     "disable_hybrid_kv_cache_manager": "tests/engine/test_window_release.py",
+    "enforce_eager": "tests/triton_set/test_engine.py",
     "seed": "tests/engine/test_llm.py",
 }
 """Options whose influence depends on the model, and the tests that show it."""

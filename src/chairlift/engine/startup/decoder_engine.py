@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -29,7 +30,7 @@ from chairlift.engine.startup.pool_plan import (
 from chairlift.engine.startup.pooling_options import with_pooled_prefixes
 from chairlift.engine.startup.prepared_engine import PreparedEngine
 from chairlift.engine.startup.startup_log import describe_decoder
-from chairlift.engine.startup.token_budget import ChunkTimer, fastest_round, measure_rows, measure_steps
+from chairlift.engine.startup.token_budget import PROBES, ChunkTimer, fastest_round, measure_rows, measure_steps
 from chairlift.errors import ConfigError
 from chairlift.kernels.kernel_set import find_kernel_set
 from chairlift.loading.text.tokenizer import Tokenizer
@@ -40,13 +41,17 @@ from chairlift.step_time import RowTime, StepTime
 from chairlift.system.memory_amounts import format_memory
 from chairlift.worker.adapter_slots import AdapterSlots
 from chairlift.worker.block_copier import BlockCopier
+from chairlift.worker.decode_graphs import StepCapture, find_capture, with_decode_graphs
 from chairlift.worker.draft_model import DraftHead, DraftModel
 from chairlift.worker.model_runner import ModelRunner
 from chairlift.worker.pooling import Pooling
 from chairlift.worker.prompt_logprobs import PromptLogprobs
 from chairlift.worker.request_rows import RequestRows
+from chairlift.worker.runner_model import RunnerModel
 from chairlift.worker.sampler import Sampler
 from chairlift.worker.step_extension import DraftProposer, StepExtension
+
+logger = logging.getLogger("chairlift")
 
 StepTurn = AbstractContextManager[None]
 """Is held while a step is measured."""
@@ -72,6 +77,9 @@ def prepare_decoder(config: EngineConfig, loaded: LoadedDecoder, turn: StepTurn 
         draft.provide_kv_cache(replace(plan, num_checkpoints=0), KVLayout.one_group(draft.config))
     limits = _measured_limits(config, loaded, draft, plan, pool.max_model_len, turn)
     block_stores = open_block_stores(config, loaded, plan, limits.step_time)
+    capture = find_capture(loaded.choice.kernels, loaded.device)
+    if capture is not None:
+        _compile_kernels(loaded, limits.max_model_len, plan, turn)
     return PreparedEngine(
         limits=limits,
         kv_cache_plan=plan,
@@ -79,7 +87,13 @@ def prepare_decoder(config: EngineConfig, loaded: LoadedDecoder, turn: StepTurn 
             pool, config.has_prefix_cache, block_stores, record_index_changes=config.enable_kv_cache_events
         ),
         runner=_make_runner(
-            loaded, limits.max_num_seqs, limits.max_model_len, plan, draft, _make_block_copier(config, loaded, plan)
+            loaded,
+            limits.max_num_seqs,
+            limits.max_model_len,
+            plan,
+            draft,
+            _make_block_copier(config, loaded, plan),
+            None if capture is None or config.enforce_eager else partial(_with_graphs, loaded, capture, turn),
         ),
         max_request_slots=pool.max_request_slots,
         describe=lambda: describe_decoder(pool, limits, plan, loaded, draft, sizes.draft_slot_bytes),
@@ -146,10 +160,7 @@ def _measured_limits(
     """The limits of the scheduler, with the measured time of steps."""
 
     def timer(model: LoadedDecoder) -> ChunkTimer:
-        return timer_of(_make_runner(model, 1, max_model_len, plan))
-
-    def timer_of(runner: ModelRunner) -> ChunkTimer:
-        return ChunkTimer(runner, max_model_len, plan.block_size, plan.num_blocks, len(plan.windows), turn)
+        return _timer_of(_make_runner(model, 1, max_model_len, plan), max_model_len, plan, turn)
 
     limits = config.scheduler_config(
         max_model_len,
@@ -163,10 +174,22 @@ def _measured_limits(
             sampling = find_kernel_set(loaded.choice.kernels).make_sampling()
             sampler = Sampler.of_rows(rows, loaded.config.vocab_size, sampling)
             alone = ModelRunner(PredictorAlone(loaded.model), rows, sampler)
-            each = timer_of(alone)
+            each = _timer_of(alone, max_model_len, plan, turn)
             loaded.predictor_row_time = measure_rows(each.sampled_seconds_of, each.longest)
         limits = replace(limits, draft_row_time=loaded.predictor_row_time)
     return limits if loaded.pooling is None else replace(limits, is_pooling=True)
+
+
+def _timer_of(runner: ModelRunner, max_model_len: int, plan: KVCachePlan, turn: StepTurn | None) -> ChunkTimer:
+    return ChunkTimer(runner, max_model_len, plan.block_size, plan.num_blocks, len(plan.windows), turn)
+
+
+def _compile_kernels(loaded: LoadedDecoder, max_model_len: int, plan: KVCachePlan, turn: StepTurn | None) -> None:
+    """Run steps of few and of many tokens, so that no request waits until their kernels are compiled."""
+    timer = _timer_of(_make_runner(loaded, 1, max_model_len, plan), max_model_len, plan, turn)
+    sizes = sorted({min(probe, timer.longest) for probe in PROBES})
+    seconds = sum(timer.seconds_of(size, 0) for size in sizes) + timer.sampled_seconds_of(1, 0)
+    logger.info("compiled kernels, or loaded them from the cache of Triton, in %.1f s", seconds)
 
 
 def measured_step_time(
@@ -219,6 +242,7 @@ def _make_runner(
     plan: KVCachePlan,
     draft: LoadedDecoder | None = None,
     block_copier: BlockCopier | None = None,
+    replace_model: Callable[[RequestRows], RunnerModel] | None = None,
 ) -> ModelRunner:
     num_groups, size = len(plan.windows), plan.block_size
     rows = RequestRows(max_num_seqs, max_model_len, size, loaded.device, num_groups, plan.num_draft_states)
@@ -232,7 +256,17 @@ def _make_runner(
     sampler = Sampler.of_rows(rows, loaded.config.vocab_size, sampling, loaded.grammars)
     extensions.append(PromptLogprobs(loaded.model, rows, sampler))
     proposer = _make_proposer(loaded, draft, rows, sampler)
-    return ModelRunner(loaded.model, rows, sampler, extensions, proposer, has_states(loaded))
+    model = loaded.model if replace_model is None or proposer is not None else replace_model(rows)
+    return ModelRunner(model, rows, sampler, extensions, proposer, has_states(loaded))
+
+
+def _with_graphs(loaded: LoadedDecoder, capture: StepCapture, turn: StepTurn | None, rows: RequestRows) -> RunnerModel:
+    """The model with captured decode steps, if they can be captured."""
+    if loaded.model.waits_for_host:
+        logger.warning("Decode steps run without CUDA graphs, because experts in several formats wait for the host")
+        return loaded.model
+    with turn or nullcontext():
+        return with_decode_graphs(loaded.model, rows, has_states(loaded), capture)
 
 
 def _make_proposer(

@@ -15,7 +15,7 @@ import torch
 from chairlift.errors import ConfigError
 from chairlift.kernels.attention import AttentionBackend, AttentionMetadata, AttentionShape, KVCache, QKNorm, RotaryStep
 from chairlift.kernels.cpu import native
-from chairlift.kernels.row_buffers import RowBuffers
+from chairlift.kernels.cpu.row_buffers import RowBuffers
 
 if TYPE_CHECKING:
     from chairlift.kernels.cpu import _native

@@ -23,6 +23,7 @@ from chairlift.kernels.cpu.attention import NativeAttention
 from chairlift.kernels.cpu.formats import packed_parts
 from chairlift.kernels.cpu.recurrence import NativeRecurrence, NativeStates
 from chairlift.kernels.cpu.repacking import RepackingLoss, is_exact, pack, repacking_notes
+from chairlift.kernels.cpu.row_buffers import RowBuffers, rows_of
 from chairlift.kernels.cpu.tape import RecordedLayers
 from chairlift.kernels.grouped_mixture import GroupedMixture
 from chairlift.kernels.interface import (
@@ -39,7 +40,6 @@ from chairlift.kernels.interface import (
     compose_feed_forward,
 )
 from chairlift.kernels.lora import AdaptedLinear, LoraBatch, LoraLayer
-from chairlift.kernels.row_buffers import RowBuffers, rows_of
 from chairlift.kernels.weight_formats import ORDERED
 from chairlift.kernels.weights import FloatArray, IntArray, MatrixParts, PackedRows, Weights
 

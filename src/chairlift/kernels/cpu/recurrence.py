@@ -9,8 +9,8 @@ import torch
 from chairlift.errors import ConfigError
 from chairlift.kernels.attention import zeroed
 from chairlift.kernels.cpu import native
+from chairlift.kernels.cpu.row_buffers import RowBuffers, rows_of
 from chairlift.kernels.recurrence import GatedDelta, Recurrence, RecurrentState, ShortConvolution, StateStep
-from chairlift.kernels.row_buffers import RowBuffers, rows_of
 
 if TYPE_CHECKING:
     from chairlift.kernels.cpu import _native

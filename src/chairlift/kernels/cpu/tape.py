@@ -17,8 +17,8 @@ from chairlift.kernels.attention import StepContext
 from chairlift.kernels.cpu import native
 from chairlift.kernels.cpu.attention import NativeAttentionPlan
 from chairlift.kernels.cpu.recurrence import NativeStates
+from chairlift.kernels.cpu.row_buffers import RowBuffers
 from chairlift.kernels.interface import Layer, run_in_order
-from chairlift.kernels.row_buffers import RowBuffers
 
 if TYPE_CHECKING:
     from chairlift.kernels.cpu import _native

@@ -15,12 +15,13 @@ import torch
 import triton
 import triton.language as tl
 
+from chairlift.kernels.device_copy import to_device
 from chairlift.kernels.lora import NO_ADAPTER, IntArray, LoraBatch, LoraLayer, LoraPart
 from chairlift.kernels.triton.launch import Launch, aligned, pointer
 from chairlift.kernels.triton.products import TritonLinear
 
-MAX_TOKENS: Final = 1 << 16
-"""The number of rows of a step for which the memory of their slots is not allocated again."""
+MAX_TOKENS: Final = 1 << 20
+"""The largest number of rows of a step. Graphs contain the address of their slots, which never changes."""
 
 RANKS: Final = 16
 """The rows of A and of B that a program reads at once."""
@@ -103,7 +104,7 @@ class DeviceSlots:
     """The adapters of the rows of the current step and their ranks, on the device.
 
     Attributes:
-        slots: int32 [MAX_TOKENS or more], as in `LoraBatch.set_slots`.
+        slots: int32 [MAX_TOKENS], as in `LoraBatch.set_slots`.
     """
 
     def __init__(self, batch: LoraBatch, device: torch.device) -> None:
@@ -118,14 +119,12 @@ class DeviceSlots:
         return ranks
 
     def _update(self, slots: IntArray) -> None:
-        if len(slots) > len(self.slots):
-            self.slots = self.slots.new_empty(2 * len(slots))
-        self.slots[: len(slots)].copy_(torch.from_numpy(slots.astype(np.int32)), non_blocking=True)
+        self.slots[: len(slots)].copy_(to_device(slots.astype(np.int32), self.slots.device))
         if (slots >= 0).any():
             for part, copied, ranks in self._parts:
                 if not np.array_equal(part.ranks, copied):
                     copied[:] = part.ranks
-                    ranks.copy_(torch.from_numpy(copied), non_blocking=True)
+                    ranks.copy_(to_device(copied, ranks.device))
 
 
 class TritonAdaptedLinear:

@@ -13,6 +13,7 @@ import triton
 
 from chairlift.errors import ConfigError
 from chairlift.kernels.attention import AttentionBackend, AttentionMetadata, AttentionShape, KVCache, QKNorm, RotaryStep
+from chairlift.kernels.device_copy import to_device
 from chairlift.kernels.triton.attention_kernels import TILE_FIELDS, attend, merge_splits
 from chairlift.kernels.triton.attention_sizes import MAX_DECODE_TOKENS, MAX_SPLIT_BYTES, SPLIT_KEYS
 from chairlift.kernels.triton.heads import prepare_heads
@@ -43,7 +44,7 @@ class TileTable:
         tiles: int32 [num_tiles, TILE_FIELDS].
         rows: the rows of a tile.
         max_keys: the maximum number of keys of the sequences whose splits are computed in parallel; 0 if none are.
-        scratch_rows: the rows of scratch memory that all their splits need for each KV head.
+        scratch_rows: the rows of scratch memory that all splits need for each KV head.
     """
 
     tiles: torch.Tensor
@@ -58,6 +59,18 @@ class TritonAttentionPlan:
 
     metadata: AttentionMetadata
     tables: tuple[TileTable, ...]
+
+    def refill(self, plan: TritonAttentionPlan) -> bool:
+        """Take the tiles of a plan with as many, whose sequences the captured kernels of this plan compute next.
+
+        Returns:
+            Whether the scratch memory suffices for their splits; otherwise the kernels must not run.
+        """
+        for mine, other in zip(self.tables, plan.tables, strict=True):
+            if mine.max_keys > SPLIT_KEYS and other.scratch_rows > mine.scratch_rows:
+                return False
+            mine.tiles.copy_(other.tiles)
+        return True
 
 
 class TritonAttention(AttentionBackend[TritonAttentionPlan]):
@@ -80,13 +93,15 @@ class TritonAttention(AttentionBackend[TritonAttentionPlan]):
     def plan(self, metadata: AttentionMetadata) -> TritonAttentionPlan:
         counts, lengths = np.diff(metadata.query_start_loc_host), np.array(metadata.seq_lens_host)
         tables = [
-            self._make_tiles(sequences, counts[sequences], lengths[sequences], is_decode)
+            self._make_tiles(metadata, sequences, counts[sequences], lengths[sequences], is_decode)
             for is_decode in (True, False)
             if len(sequences := np.flatnonzero((counts > 0) & ((counts <= MAX_DECODE_TOKENS) == is_decode)))
         ]
         return TritonAttentionPlan(metadata, tuple(tables))
 
-    def _make_tiles(self, sequences: Any, counts: Any, lengths: Any, is_decode: bool) -> TileTable:
+    def _make_tiles(
+        self, metadata: AttentionMetadata, sequences: Any, counts: Any, lengths: Any, is_decode: bool
+    ) -> TileTable:
         """The tiles of some sequences; those of the last tokens, which see the most keys, come first."""
         rows = DECODE_ROWS if is_decode else prompt_rows(self.shape)
         num_rows = counts * self.shape.group_size
@@ -95,12 +110,13 @@ class TritonAttention(AttentionBackend[TritonAttentionPlan]):
         first = (np.arange(len(owners)) - (np.cumsum(num_tiles) - num_tiles)[owners]) * rows
         scratch = np.cumsum(-(-lengths // SPLIT_KEYS)[owners] * np.minimum(rows, num_rows[owners] - first))
         scratch_rows, max_keys = int(scratch[-1]), int(lengths.max())
+        if metadata.is_captured:
+            scratch_rows = min(scratch_rows, self._max_scratch_rows)
         if not is_decode or scratch_rows > self._max_scratch_rows:
-            scratch_rows = max_keys = 0
+            max_keys = 0
         tiles = np.stack((sequences[owners], first, np.concatenate(([0], scratch[:-1]))), axis=1)
         assert tiles.shape[1] == TILE_FIELDS
-        on_device = torch.from_numpy(tiles[::-1].astype(np.int32)).to(self.shape.device, non_blocking=True)
-        return TileTable(on_device, rows, max_keys, scratch_rows)
+        return TileTable(to_device(tiles[::-1].astype(np.int32), self.shape.device), rows, max_keys, scratch_rows)
 
     def forward(
         self,

@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
+from chairlift.kernels.device_copy import to_device
 from chairlift.kernels.sampling import Bits, IntArray, SamplingParameters, TokenSampler, top_logprobs
 from chairlift.kernels.triton.launch import Launch, aligned
 from chairlift.kernels.triton.rows import row_block
@@ -325,8 +326,8 @@ class TritonSampling:
 
 
 def _to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """An aligned copy of the array."""
-    return torch.tensor(array).to(device, non_blocking=True)
+    """The array on the device, where kernels can read it."""
+    return aligned(to_device(array, device))
 
 
 def _pack(parameters: SamplingParameters, rows: IntArray) -> IntArray:

@@ -5,16 +5,20 @@ Its memory is that of the torch kernels, but attention reads K and V where they 
     attention    T d (5 heads + 3 KV heads) b: the projections, the prepared query and the result; latent attention
                  twice the values between its products more
     splits       the sums of all splits of the contexts of decodes in float32, at most MAX_SPLIT_BYTES
+    graphs       on CUDA, the block tables and the memory of the largest decode step, the results of all of them, and
+                 one more workspace of cuBLAS, but not what the driver needs
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from chairlift.kernels.kernel_memory import LayerSizes, MemoryItem, NetworkSizes, StepSizes
+from chairlift.kernels.graph_sizes import graph_sizes
+from chairlift.kernels.kernel_memory import LayerSizes, MemoryItem, NetworkSizes, StepSizes, total
 from chairlift.kernels.kernel_set import KernelsUnavailableError
 from chairlift.kernels.torch_set import TorchKernelSet, TorchMemory
 from chairlift.kernels.triton.attention_sizes import MAX_DECODE_TOKENS, MAX_SPLIT_BYTES, SPLIT_KEYS
@@ -25,13 +29,32 @@ if TYPE_CHECKING:
     from chairlift.kernels.sampling import SamplingKernels
 
 
+WORKSPACE_BYTES: Final = 1 << 25
+"""The workspace of cuBLAS for a stream on Hopper, the largest that torch allocates by default."""
+
+
 class TritonMemory(TorchMemory):
     """The memory of the Triton kernels."""
+
+    def __init__(self, dtype: str, device: str) -> None:
+        super().__init__(dtype, device)
+        self._has_graphs = device == "cuda"
 
     def weight_bytes(self, parts: Sequence[tuple[str, int]], in_features: int, keeps_format: bool = False) -> int:
         return weight_bytes(parts, in_features, self.value_bytes)
 
     def step(self, sizes: StepSizes) -> list[MemoryItem]:
+        items = self._results(sizes)
+        if self._has_graphs:
+            groups = 1 + max(layer.group for layer in sizes.layers)
+            tables = 4 * groups * sizes.num_seqs * (sizes.length // sizes.block_size)
+            inner = total(self._results(replace(sizes, num_tokens=min(sizes.num_tokens, sizes.num_seqs))))
+            results = sum(graph_sizes(sizes.num_seqs)) * sizes.hidden_size * self.value_bytes
+            items.append(MemoryItem("CUDA graphs", inner + results + tables))
+            items.append(MemoryItem("workspaces of cuBLAS", 2 * WORKSPACE_BYTES))
+        return items
+
+    def _results(self, sizes: StepSizes) -> list[MemoryItem]:
         replaced = ("gathered K and V of a layer", "masks and block ids", "scores of attention", "keys in float32")
         kept = [item for item in super().step(sizes) if item.name not in replaced]
         decodes = min(sizes.num_tokens, MAX_DECODE_TOKENS * sizes.num_seqs)

@@ -6,16 +6,14 @@ import torch
 
 
 class RowBuffers:
-    """One buffer of rows for each purpose, shared by all layers and steps.
+    """One buffer of float32 rows for each purpose, shared by all layers and steps.
 
     Attributes:
         num_allocations: how often a buffer was allocated, which changes when the address of a buffer changes.
     """
 
-    def __init__(self, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> None:
+    def __init__(self) -> None:
         self.num_allocations = 0
-        self._dtype = dtype
-        self._device = device
         self._whole: dict[tuple[str, int], torch.Tensor] = {}
         self._rows: dict[tuple[str, int], torch.Tensor] = {}
 
@@ -30,7 +28,7 @@ class RowBuffers:
         if rows is None or rows.shape[0] != num_rows:
             whole = self._whole.get(key)
             if whole is None or whole.shape[0] < num_rows:
-                whole = self._whole[key] = torch.empty((num_rows, key[1]), dtype=self._dtype, device=self._device)
+                whole = self._whole[key] = torch.empty((num_rows, key[1]))
                 self.num_allocations += 1
             rows = self._rows[key] = whole[:num_rows]
         return rows
