@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import pytest
 from chairlift import AsyncLLM
 from chairlift.events import from_json
 from chairlift.sampling_params import SamplingParams
+from chairlift.server.api import requests
 from chairlift.server.api.requests import MAX_EXPLAINED
 from support.plain_http import NO_TLS
 from support.running_server import RunningServer, run_server
@@ -70,6 +72,23 @@ def get(server: RunningServer, path: str) -> Any:
     answer = httpx.get(f"{server.url}{path}", verify=NO_TLS)
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+def test_other_calls_have_their_turn_while_requests_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "_view", lambda each: each)
+    turns: list[int] = []
+
+    async def list_twice() -> None:
+        turn = asyncio.Lock()
+        found: list[Any] = [*range(10 * requests.VIEWS_PER_TURN)]
+        lists = [asyncio.create_task(requests._views(found, turn)) for _ in range(2)]
+        while not all(each.done() for each in lists):
+            turns.append(1)
+            await asyncio.sleep(0)
+        assert [each.result() for each in lists] == [found] * 2
+
+    asyncio.run(list_twice())
+    assert len(turns) >= 20
 
 
 def test_a_request_is_shown_with_its_timings(tight: RunningServer) -> None:

@@ -11,6 +11,7 @@ from typing import Final, Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
 from chairlift.engine.explanation.explain import Explanation
 from chairlift.engine.explanation.what_if import what_ifs
@@ -23,6 +24,7 @@ from chairlift.server.models.model_manager import ModelManager, ModelWait
 from chairlift.server.telemetry.engine_observer import ObservedRequest
 
 MAX_EXPLAINED: Final = 16  # sequences of a request, because each is compared with all known requests
+VIEWS_PER_TURN: Final = 32  # sequences of a list that are described before other calls have their turn
 
 
 class RequestTimings(BaseModel):
@@ -103,9 +105,10 @@ class ExplanationView(BaseModel):
 def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
     """Create the endpoints below /v1/requests. A key can read the requests of its tenant; an admin key can read all."""
     routes = APIRouter(tags=["Engine and requests"])
+    list_turn = asyncio.Lock()
 
-    @routes.get("/v1/requests")
-    async def list_requests(request: Request) -> RequestList:
+    @routes.get("/v1/requests", response_model=RequestList)
+    async def list_requests(request: Request) -> Response:
         """List the unfinished requests by arrival."""
         viewer = manager.default.observer.viewer(call_of(request).key)
         found = [
@@ -119,7 +122,9 @@ def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
         waits = [
             _wait_view(wait) for wait in manager.waits.values() if wait.ended is None and viewer.can_see(wait.tenant)
         ]
-        return RequestList(data=list(map(_view, found)), waiting_for_model=waits)
+        data = await cancel_on_disconnect(request.receive, _views(found, list_turn))
+        listed = RequestList.model_construct(data=data, waiting_for_model=waits)
+        return Response(listed.model_dump_json(), media_type="application/json")  # It is not validated again.
 
     @routes.get("/v1/requests/{request_id}", responses=error_models(404))
     async def get_request(request_id: str, request: Request) -> RequestView:
@@ -182,6 +187,18 @@ def _wait_view(wait: ModelWait) -> ModelWaitView:
         is_waiting=wait.ended is None,
         text=wait.describe(),
     )
+
+
+async def _views(found: list[ObservedRequest], turn: asyncio.Lock) -> list[SequenceView]:
+    """Describe sequences, where other calls have their turn in between. Lists take turns, because otherwise a part of
+    each of them would be between two turns of another call."""
+    views = []
+    async with turn:
+        for index, each in enumerate(found, 1):
+            views.append(_view(each))
+            if index % VIEWS_PER_TURN == 0:
+                await asyncio.sleep(0)
+    return views
 
 
 def _view(observed: ObservedRequest) -> SequenceView:
