@@ -21,6 +21,7 @@ from support.waiting import wait_for
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0}
 INPUT: dict[str, Any] = {"input": "hi", "max_output_tokens": 3, "temperature": 0}
 PROMPT: dict[str, Any] = {"prompt": "hi", "max_tokens": 3, "temperature": 0}
+MARKED = {"type": "text", "text": "hi", "prompt_cache_breakpoint": {"mode": "explicit"}}
 SCHEMA: dict[str, Any] = {"properties": {"é\r\n" * 30: {"not": {"type": "null"}, "uniqueItems": True}}}
 FORCED = {"tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}], "tool_choice": "required"}
 
@@ -32,6 +33,8 @@ FORCED = {"tools": [{"type": "function", "function": {"name": "f", "parameters":
         ("/v1/chat/completions", CHAT, {"metadata": {"run": "7"}, "user": "me"}, "metadata, user"),
         ("/v1/chat/completions", CHAT, {"verbosity": "low", "prompt_cache_key": "k"}, "verbosity"),
         ("/v1/chat/completions", CHAT, {"prompt_cache_retention": "24h"}, None),
+        ("/v1/chat/completions", CHAT, {"prompt_cache_options": {"mode": "explicit"}}, "prompt_cache_options"),
+        ("/v1/chat/completions", CHAT, {"messages": [{"role": "user", "content": [MARKED]}]}, None),
         ("/v1/chat/completions", CHAT, {"safety_identifier": "a", "stream": True}, "safety_identifier"),
         ("/v1/chat/completions", CHAT, {"store": False, "metadata": {}, "verbosity": "medium", "user": None}, None),
         ("/v1/chat/completions", CHAT, {"service_tier": "auto"}, None),

@@ -198,6 +198,8 @@ def after(*blocks: Row) -> Row:
             "messages.server_tool_use, messages.web_search_tool_result",
         ),
         (after({"type": "tool_use", "id": "t", "name": "add", "input": '{"n": ', "caller": {"type": "direct"}}), None),
+        (after({"type": "tool_result", "tool_use_id": "t", "content": "x", "toolset_name": "browser"}), None),
+        (after({"type": "mcp_tool_listing", "mcp_server_name": "m", "tools": []}), "messages.mcp_tool_listing"),
         ({"output_config": {"task_budget": {"type": "tokens", "total": 9}}}, "output_config.task_budget"),
         ({"system": "x-anthropic-billing-header: cch=1;"}, "x-anthropic-billing-header"),
     ],

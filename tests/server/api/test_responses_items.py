@@ -139,6 +139,12 @@ IGNORED: list[tuple[Row, str | None]] = [
     ),
     (with_items({"type": "web_search_call", "id": "w", "status": "completed", "action": {}}), "input.web_search_call"),
     (with_items({"type": "compaction", "id": "c", "encrypted_content": "abc"}), "input.compaction"),
+    (
+        with_items(
+            {"type": "mcp_list_tools", "id": "m", "server_label": "a", "tools": [{"name": "f", "input_schema": {}}]}
+        ),
+        "input.mcp_list_tools",
+    ),
     (with_items({"type": "item_reference", "id": "rs_1"}), "input.item_reference"),
     (with_items({"id": "rs_1"}), "input.item_reference"),
     (

@@ -42,6 +42,7 @@ MAX_NAMED_KEYS: Final = 16
 class TextPart(CacheableObject):
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: Any = Field(None, description="Has no effect: every prefix is cached.")
 
 
 class AnswerText(TextPart, ReceivedObject):

@@ -70,6 +70,7 @@ class CompatibilityFields(RequestBody):
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(
         None, description="24h keeps the prefix in the cache as if it were used again within a second."
     )
+    prompt_cache_options: AnyFields | None = advisory("Has no effect: every prefix is cached.", {})
     service_tier: ServiceTier | None = advisory(
         "Has no effect: there is only one service tier.", "auto", "default", "standard_only"
     )
@@ -126,7 +127,6 @@ class ResponsesCompatibilityFields(CompatibilityFields):
     """Accepted by /v1/responses."""
 
     client_metadata: AnyFields | None = advisory("Describes the client (Codex); has no effect.", {})
-    prompt_cache_options: AnyFields | None = advisory("Has no effect: every prefix is cached.", {})
     background: Literal[False] | None = Field(None, description="Background responses are not supported.")
     conversation: None = Field(None, description="Conversations are not stored.")
     context_management: EmptyValue = Field(None, description="Conversations are not stored.")

@@ -42,7 +42,7 @@ ERROR_TYPES: Final = {
 """HTTP status -> the error type of Anthropic; the type of other statuses is `api_error`."""
 
 HOSTED: Final = re.compile(
-    r"redacted_thinking|fallback|tool_reference|mcp_tool(set|_use|_result)|server_tool_use|tool_search_tool_(bm25|regex)"
+    r"redacted_thinking|fallback|tool_reference|mcp_tool(set|_use|_result|_listing)|server_tool_use|tool_search_tool_(bm25|regex)"
     r"|[a-z_]{1,40}_tool_result|[a-z][a-z0-9_]{0,40}_[0-9]{8}"
 )
 """The types of blocks and tools that belong to Anthropic's service, such as `web_search_20250305`."""
@@ -98,6 +98,7 @@ class ToolResultBlock(CacheableObject):
     tool_use_id: str
     content: str | Annotated[list[ResultBlock], Field(max_length=MAX_CONTENT_PARTS)] | None = None
     is_error: bool = False
+    toolset_name: str | None = Field(None, description="Has no effect.")
 
 
 class ThinkingBlock(RequestBody):

@@ -102,8 +102,14 @@ class ItemReference(RequestBody):
     id: str
 
 
+class SkippedItem(ReceivedObject):
+    """An item of `SERVER_ITEM`."""
+
+    type: str
+
+
 class OtherItem(ReceivedObject):
-    """An item of a tool that is not a function, or a declaration of tools within the conversation."""
+    """A call of a tool that is not a function, or its result, or a declaration of tools within the conversation."""
 
     type: str
     id: str | None = None
@@ -123,8 +129,10 @@ def _item_form(item: Any) -> str:
     kind = field_of(item, "type")
     if not isinstance(kind, str):
         return "item_reference" if field_of(item, "id") is not None and field_of(item, "role") is None else "message"
-    if kind == "additional_tools" or CLIENT_ITEM.fullmatch(kind) or SERVER_ITEM.fullmatch(kind):
+    if SERVER_ITEM.fullmatch(kind):
         return "web_search_call"
+    if CLIENT_ITEM.fullmatch(kind):
+        return "additional_tools"
     return "function_call_output" if kind == "custom_tool_call_output" else kind
 
 
@@ -139,7 +147,8 @@ InputItem = Annotated[
     | Annotated[InputCallOutput, Tag("function_call_output")]
     | Annotated[InputReasoning, Tag("reasoning")]
     | Annotated[ItemReference, Tag("item_reference")]
-    | Annotated[OtherItem, Tag("web_search_call")],
+    | Annotated[SkippedItem, Tag("web_search_call")]
+    | Annotated[OtherItem, Tag("additional_tools")],
     Discriminator(_item_form),
 ]
 
@@ -162,7 +171,7 @@ class ConvertedInput:
                 message["reasoning_content"] = "".join(message["reasoning_content"])
 
     def _add(self, item: InputItem) -> None:
-        if isinstance(item, ReceivedObject) and not isinstance(item, OtherItem):
+        if isinstance(item, ReceivedObject) and not isinstance(item, OtherItem | SkippedItem):
             extra = item.model_extra or {}
             self.ignored |= {f"input.{name}" for name in keys_with_values(extra) if name not in RETURNED_FIELDS}
         if isinstance(item, InputAnswer):
@@ -175,6 +184,8 @@ class ConvertedInput:
             self._add_call(item.call_id, self._tools.function_name(item.name, item.namespace), item.arguments)
         elif isinstance(item, InputCallOutput):
             self.messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+        elif isinstance(item, SkippedItem):
+            self.ignored.add(f"input.{item.type}")
         elif isinstance(item, OtherItem):
             self._add_other(item)
         else:  # Reasoning, which a later answer does not need.
@@ -199,9 +210,9 @@ class ConvertedInput:
 
     def _add_other(self, item: OtherItem) -> None:
         found, call_id = CLIENT_ITEM.fullmatch(item.type), item.call_id or item.id or ""
-        if found is None:
-            self.ignored |= {f"input.{item.type}"} - {"input.additional_tools"}
-        elif found[2] == "call":
+        if found is None:  # A declaration of tools.
+            return
+        if found[2] == "call":
             self._add_call(call_id, found[1], item.payload)
         else:
             self.messages.append({"role": "tool", "tool_call_id": call_id, "content": item.payload})
