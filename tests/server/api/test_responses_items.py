@@ -389,3 +389,17 @@ def test_a_message_after_a_call_begins_without_a_line_break() -> None:
         ("function_call", "{}"),
         ("message", "B\nC"),
     ]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{"type": "web_search", "filters": ["x"] * (1 << 17)}]},
+        {"tools": [{**SHELL, "output_schema": {"enum": ["x"] * (1 << 17)}}]},
+        {"tool_choice": {"type": "mcp", "names": ["x"] * (1 << 17)}},
+    ],
+    ids=["hosted", "output_schema", "choice"],
+)
+def test_the_tools_that_a_response_repeats_are_limited(fields: Row) -> None:
+    with pytest.raises(RequestError, match="bytes as JSON, but at most 524288 are allowed"):
+        to_chat(**fields)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, PrivateAttr
 from chairlift.errors import RequestError, UnknownItemError
 from chairlift.server.protocol.base import (
     MAX_MESSAGES,
+    MAX_TOOLS_BYTES,
     Metadata,
     PromptTokensDetails,
     RequestBody,
@@ -135,6 +136,7 @@ class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
             raise RequestError(f"top_logprobs is only allowed with include: [{LOGPROBS!r}]", "top_logprobs")
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options is only allowed with stream: true", "stream_options")
+        self._check_repeated()
         items = self._conversation()
         later = [tool for item in items if isinstance(item, OtherItem) for tool in item.tools or []]
         tools = OfferedTools(self.tools or [], later)
@@ -157,6 +159,14 @@ class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
             "chat_template_kwargs": self.chat_template_kwargs,
         }
         return ChatCompletionRequest.from_fields(fields)
+
+    def _check_repeated(self) -> None:
+        """Raise RequestError if the tools and `tool_choice`, which each response repeats on the event loop, are too
+        large. Hosted tools may have any fields."""
+        num_bytes = len(self.model_dump_json(include={"tools", "tool_choice"}, exclude_none=True))
+        if num_bytes > MAX_TOOLS_BYTES:
+            message = f"tools and tool_choice have {num_bytes} bytes as JSON, but at most {MAX_TOOLS_BYTES} are allowed"
+            raise RequestError(f"{message}: declare fewer tools, or shorten them", "tools")
 
     def _conversation(self) -> list[InputItem]:
         """The items of the conversation: those of earlier responses, and the input with what it refers to."""
