@@ -1,4 +1,4 @@
-"""Checks that files, classes, headings, commands and options that documents name exist."""
+"""Checks that files, classes, headings, commands, options and errors that documents name exist."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 from cyclopts import MissingArgumentError
+from tools.open_webui import FOR_ONE_RUN, SETTINGS
 
 from benchmarks import run_pictures
 from chairlift.cli.main import app
 from chairlift.lab.sim.model_shape import MODEL_SHAPES
 from chairlift.loading.fetch import PACKAGED_MODELS
 from support.command_runner import all_commands, find_command, invoke, options_of
+from support.native import needs_native
 from support.shown_lines import LOG_LINE, OF_FAILURES, OF_THE_START
 
 ROOT = Path(__file__).parent.parent
@@ -97,21 +99,13 @@ def broken_links(document: Path) -> Iterator[str]:
             yield target
 
 
-def test_links_lead_somewhere() -> None:
-    assert faults_of(broken_links) == []
-
-
 def missing_files(document: Path) -> Iterator[str]:
     named = {file or folder for file, folder in FILE.findall(prose(document))} - OF_MODELS
     return (name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in paths()))
 
 
-def test_files_are_there() -> None:
-    assert faults_of(missing_files) == []
-
-
-def test_classes_are_there() -> None:
-    assert faults_of(lambda document: sorted(set(CLASS.findall(prose(document))) - python_names())) == []
+def missing_classes(document: Path) -> list[str]:
+    return sorted(set(CLASS.findall(prose(document))) - python_names())
 
 
 def commands(document: Path) -> Iterator[list[str]]:
@@ -249,8 +243,9 @@ def unknown_options(document: Path) -> list[str]:
     return sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - options())
 
 
-def test_options_are_there() -> None:
-    assert faults_of(unknown_options) == []
+def test_links_files_classes_and_options_are_there() -> None:
+    for find in (broken_links, missing_files, missing_classes, unknown_options):
+        assert faults_of(find) == [], find.__name__
 
 
 def test_the_architecture_names_every_package() -> None:
@@ -279,4 +274,43 @@ def test_there_is_something_to_check() -> None:
     guide, architecture = (ROOT / "docs" / "guide").glob("*.md"), ROOT / "docs" / "architecture.md"
     assert sum(len(list(commands(page))) for page in guide) > 15
     assert len(FILE.findall(prose(architecture))) > 20
+    assert len(list(shown_errors())) > 8
     assert len(CLASS.findall(prose(architecture))) > 20
+
+
+SHOWN = re.compile(r"^ *\$ chairlift (.*)\n *error: (.*)$", re.MULTILINE)
+REQUEST_ID = re.compile(r"\b[0-9a-f]{32}\b")
+
+
+def shown_errors() -> Iterator[tuple[str, str]]:
+    """The calls that documents show with an error, and its message."""
+    for document in sorted((ROOT / "docs").rglob("*.md")):
+        yield from SHOWN.findall(document.read_text(encoding="utf-8"))
+
+
+@needs_native
+@pytest.mark.parametrize(("call", "message"), list(shown_errors()))
+def test_errors_are_printed_as_shown(
+    call: str, message: str, smollm2_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ids of requests are random, and the sizes of blocks are those of native kernels."""
+    monkeypatch.chdir(tmp_path)
+    if "truncated.gguf" in call:
+        with smollm2_gguf.open("rb") as whole:
+            Path("truncated.gguf").write_bytes(whole.read(50_000_000))
+    words = shlex.split(call)
+    if words[0] == "serve" and "--port" not in words:
+        words += ["--port", "0"]  # Port 8000 may be in use.
+    error = str(invoke(words).exception)
+    assert REQUEST_ID.sub("ID", error) == REQUEST_ID.sub("ID", message)
+
+
+GUIDE = Path(__file__).parents[1] / "docs" / "guide" / "open-webui.md"
+
+
+def test_the_guide_has_the_settings_that_the_tool_runs_with() -> None:
+    text = GUIDE.read_text(encoding="utf-8")
+    shown = {name: value.strip("'") for name, value in re.findall(r"^export ([A-Z_]+)=(.*)$", text, re.MULTILINE)}
+    del shown["OPENAI_API_BASE_URL"]
+    assert shown == SETTINGS
+    assert {name for name in FOR_ONE_RUN if f"`{name}=" in text} == {"OFFLINE_MODE", "WEBUI_AUTH"}

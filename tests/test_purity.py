@@ -1,4 +1,4 @@
-"""Checks that pure modules import no heavy package, in a new interpreter."""
+"""Checks that modules import no heavy package, in a new interpreter, and that imports have no cycles."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import pkgutil
 import subprocess
 import sys
 from collections.abc import Collection, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 import chairlift
@@ -47,22 +49,32 @@ for module in {list(modules)}:
     assert result.returncode == 0, result.stderr
 
 
-def test_pure_modules_load_nothing_heavy() -> None:
-    check_imports(PURE, HEAVY)
+SIMULATION = [
+    f"chairlift.lab.{package}.{module.name}"
+    for package in ("sim", "presets", "workload", "metrics")
+    for module in pkgutil.iter_modules([str(SOURCE.joinpath("lab", *package.split(".")))])
+]
+PLANNING = ["chairlift.lab.planning.planner", "chairlift.lab.planning.plan_report"]
+SERVER_OPTIONS = ["chairlift.cli.serve", "chairlift.server.serve"]
+FRONT_END = [
+    f"chairlift.{name}" for name in ("engine.async_llm", "engine.process.process_client", "server.application")
+]
 
 
-def test_simulation_and_its_numbers_need_no_torch() -> None:
-    packages = [f"lab.{name}" for name in ("sim", "presets", "workload", "metrics")]
-    modules = [
-        f"chairlift.{package}.{module.name}"
-        for package in packages
-        for module in pkgutil.iter_modules([str(SOURCE.joinpath(*package.split(".")))])
-    ]
-    check_imports(modules, set(HEAVY) - {"numpy"})
-
-
-def test_the_options_of_a_server_load_no_framework() -> None:
-    check_imports(["chairlift.cli.serve", "chairlift.server.serve"], {"fastapi", "pydantic", "torch"})
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        (PURE, HEAVY),
+        (SIMULATION, {*HEAVY} - {"numpy"}),
+        (PLANNING, {"torch"}),
+        (SERVER_OPTIONS, {"fastapi", "pydantic", "torch"}),
+        ([*FRONT_END, *SERVER_OPTIONS], {"torch", "numpy", "gguf", "safetensors"}),
+        (["chairlift.cli.main", "chairlift.server.serve", "chairlift.cluster"], {"ray"}),
+    ],
+    ids=["pure", "simulation", "planning", "options", "front end", "without replicas"],
+)
+def test_modules_load_nothing_heavy(modules: Sequence[str], heavy: Collection[str]) -> None:
+    check_imports(modules, heavy)
 
 
 def test_every_public_name_can_be_imported() -> None:
@@ -70,3 +82,24 @@ def test_every_public_name_can_be_imported() -> None:
         assert getattr(chairlift, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = chairlift.nonsense
+
+
+def find_cycle(imports: dict[str, set[str]]) -> list[str] | None:
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        cycle: list[str] = error.args[1]
+        return cycle
+    return None
+
+
+def test_a_cycle_is_found() -> None:
+    assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) is not None
+
+
+def test_no_modules_import_each_other_in_a_cycle() -> None:
+    graph = grimp.build_graph("chairlift", exclude_type_checking_imports=True, cache_dir=None)
+    if (
+        cycle := find_cycle({name: graph.find_modules_directly_imported_by(name) for name in graph.modules})
+    ) is not None:
+        pytest.fail(" -> ".join(cycle))

@@ -76,11 +76,8 @@ def documented() -> tuple[dict[str, str], dict[str, str]]:
     return dict(ROW.findall(limits)), dict(ROW.findall(items))
 
 
-def test_the_table_of_limits_is_that_of_the_code() -> None:
+def test_the_tables_of_limits_are_those_of_the_code() -> None:
     assert documented()[0] == expected()
-
-
-def test_the_table_of_item_limits_is_that_of_the_code() -> None:
     assert documented()[1] == values_of(ITEM_CONSTANTS)
 
 

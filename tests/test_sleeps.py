@@ -68,12 +68,9 @@ def short_limits(file: Path) -> int:
     return sum(isinstance(value, ast.Constant) and value.value is not None and value.value < 60 for value in values)
 
 
-def test_every_sleep_has_a_reason() -> None:
+def test_every_sleep_and_every_short_limit_has_a_reason() -> None:
     files = sorted(Path(__file__).parent.rglob("*.py"))
     found = {file.stem: count for file in files if (count := num_sleeps(file))}
     assert found == {name: sum(reasons.values()) for name, reasons in SLEEPS.items()}
-
-
-def test_every_short_limit_has_a_reason() -> None:
     files = sorted(Path(__file__).parent.rglob("*.py"))
     assert {file.stem for file in files if short_limits(file)} == {*SHORT_LIMITS}

@@ -58,12 +58,9 @@ def test_wrong_values_are_rejected(values: dict[str, Any], message: str) -> None
         EngineConfig(speculative_config=values)
 
 
-def test_decoding_to_a_global_length_is_rejected() -> None:
+def test_contradictory_options_are_rejected() -> None:
     with pytest.raises(ConfigError, match="cannot be combined with static_run_to=global"):
         EngineConfig(speculative_config={}, batching="static", static_run_to="global")
-
-
-def test_blocks_of_one_slot_are_rejected() -> None:
     with pytest.raises(ConfigError, match="needs a block_size of at least 2 with kv=paged"):
         EngineConfig(speculative_config={}, block_size=1)
     EngineConfig(speculative_config={}, block_size=1, kv="exact")

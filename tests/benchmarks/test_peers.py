@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-import tarfile
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,8 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.peers import compare, convert, figures, llamacpp, openvino, report, vllm
-from benchmarks.peers.environment import SetupError, environment
+from benchmarks.peers import compare, figures, report
 from benchmarks.peers.records import EngineRun, Job, PeerRequest, RequestTiming, run_job
 from benchmarks.peers.stage import EngineSetting, RunFailedError, StageRunner
 from benchmarks.peers.workers import export_w8a8
@@ -23,7 +21,6 @@ from rich.console import Console
 
 from chairlift.errors import ConfigError
 from chairlift.lab.bench.machine import machine_facts
-from chairlift.loading.model_source import FolderSource, GGUFSource
 from chairlift.loading.resolve import resolve_model
 
 SMALL = PeerWorkload(
@@ -64,12 +61,6 @@ def test_both_engines_have_equal_requests_and_each_round_other_tokens() -> None:
     assert SMALL.max_model_len == max(lengths)
 
 
-def test_a_job_has_only_the_selected_workloads() -> None:
-    job = PeerWorkload(workloads=("single",)).job({}, 100, 0)
-    assert (job.prompt, job.burst) == ([], [])
-    assert len(job.single) == 3
-
-
 def test_prompts_of_a_burst_share_their_prefix_in_all_rounds() -> None:
     workload = replace(SMALL, workloads=("burst",), shared_prefix=20)
     first, second = (workload.job({"seats": 3}, 100, number) for number in range(2))
@@ -82,15 +73,6 @@ def test_prompts_of_a_burst_share_their_prefix_in_all_rounds() -> None:
 def test_warm_up_has_a_part_of_a_long_prompt() -> None:
     job = PeerWorkload(workloads=("prompt",), prompt_len=3000).job({}, 100, 0)
     assert [(len(request.prompt_token_ids), request.output_len) for request in job.warm_up] == [(2048, 1)]
-
-
-def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
-    job = SMALL.job({"seats": 3}, 100, 0)
-    run = finished(job, 0.5)
-    job.write(tmp_path / "job.json")
-    run.write(tmp_path / "run.json")
-    assert Job.read(tmp_path / "job.json") == job
-    assert EngineRun.read(tmp_path / "run.json") == run
 
 
 def test_a_wrong_number_of_tokens_is_an_error() -> None:
@@ -164,11 +146,6 @@ def arguments(**given: object) -> Namespace:
     return Namespace(**{"chairlift": "", "seats": None, "num_threads": None, **given})
 
 
-def peer_context(model: Path, **given: object) -> compare.PeerContext:
-    files = (GGUFSource if model.suffix == ".gguf" else FolderSource)(model, model.name)
-    return compare.PeerContext(arguments(folder=Path("peers"), **given), files, SMALL)
-
-
 def test_options_of_chairlift_are_checked_before_anything_runs() -> None:
     setting = compare.chairlift_setting(arguments(chairlift="--block-size 8", seats=32), Path("m.gguf"))
     assert setting.options["flags"] == ["--block-size", "8", "--model", "m.gguf", "--max-num-seqs", "32"]
@@ -197,98 +174,6 @@ def test_chairlift_runs_a_job_in_a_separate_process(
         failing.run(setting, job, opponent="other")
 
 
-def test_an_existing_environment_is_not_changed(tmp_path: Path) -> None:
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
-    python.write_text("#!/bin/sh\nexit 3\n")
-    python.chmod(0o755)
-    (tmp_path / "requirements.json").write_text(json.dumps(["peer>=1", "not other"]))
-    assert environment(tmp_path, ["peer>=1"], unwanted=["other"]) == python
-    with pytest.raises(SetupError, match="exit code 3"):
-        environment(tmp_path, ["peer>=2"], unwanted=["other"])
-
-
-def test_only_llama_cpp_is_extracted_from_the_sdist(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "sdist.tar.gz", "w:gz") as archive:
-        for name in ("p-1/setup.py", "p-1/vendor/llama.cpp/src/a.c", "p-1/vendor/other/b.c", "p-1/vendor/llama.cpp.md"):
-            archive.addfile(tarfile.TarInfo(name))
-    with tarfile.open(tmp_path / "sdist.tar.gz") as archive:
-        assert [member.name for member in llamacpp.source_members(archive)] == ["p-1/vendor/llama.cpp/src/a.c"]
-
-
-def test_each_slot_of_llama_server_has_room_for_the_longest_request() -> None:
-    context = peer_context(Path("m.gguf"), num_threads=3, server_args="-fa off")
-    command = llamacpp.server_command(context, Path("bin"), Path("m.gguf"), seats=4)
-    given = dict(zip(command[1::2], command[2::2], strict=False))
-    assert command[:3] == ["bin/llama-server", "--model", "m.gguf"]
-    assert int(given["--ctx-size"]) >= int(given["--parallel"]) * SMALL.max_model_len
-    assert given["--threads"] == "3"
-    assert command[-2:] == ["-fa", "off"]
-
-
-def test_chairlift_reads_the_file_of_llama_server_if_the_model_is_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llamacpp, "build", lambda *_: Path("bin"))
-    monkeypatch.setattr(llamacpp, "requantize", lambda context, programs, weights: Path(f"{weights}.gguf"))
-    options = {"weights": "Q4_0,Q8_0", "server_args": "", "seats": 2, "peer_seats": None}
-    from_folder = llamacpp.settings(peer_context(Path("folder"), **options))
-    assert [setting.chairlift_model for setting in from_folder] == [Path("Q4_0.gguf"), Path("Q8_0.gguf")]
-    assert [setting.options["command"][2] for setting in from_folder] == ["Q4_0.gguf", "Q8_0.gguf"]
-    from_file = llamacpp.settings(peer_context(Path("m.gguf"), **options))
-    assert [setting.chairlift_model for setting in from_file] == [None, None]
-
-
-def test_formats_of_a_folder_are_made_from_its_bfloat16_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commands: list[list[str]] = []
-
-    def run(command: list[object], folder: Path | None = None) -> None:
-        words = [str(word) for word in command]
-        commands.append(words)
-        for word in words:
-            if word.endswith(".part"):
-                Path(word).write_text("made", encoding="utf-8")
-
-    monkeypatch.setattr(llamacpp, "run", run)
-    monkeypatch.setattr(llamacpp, "environment", lambda *_: Path("python"))
-    context = peer_context(Path("folder"))
-    context.arguments.folder = tmp_path
-    made = [llamacpp.requantize(context, Path("bin"), weights) for weights in ("Q4_0", "BF16", "Q4_0")]
-    q4_0, bf16 = (tmp_path / "models" / f"folder-{weights}.gguf" for weights in ("Q4_0", "BF16"))
-    assert made == [q4_0, bf16, q4_0]
-    convert_command, quantize_command = commands
-    assert convert_command[2:] == ["folder", "--outtype", "bf16", "--outfile", str(bf16.with_suffix(".part"))]
-    assert quantize_command[2:] == [str(bf16), str(q4_0.with_suffix(".part")), "Q4_0"]
-
-
-def test_a_folder_is_not_converted_for_transformers() -> None:
-    assert convert.hf_folder(peer_context(Path("folder")), Path("no-python")) == Path("folder")
-
-
-def test_openvino_reads_gguf_only_from_a_gguf_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openvino, "environment", lambda *_: Path("python"))
-    monkeypatch.setattr(openvino, "ir_folder", lambda _, weights: Path(weights))
-    options = {"token_budget": 1, "cache_gb": 1, "seats": None, "peer_seats": 4, "prompt_lookup": None}
-    folder, file = (peer_context(Path(name), weights=None, **options) for name in ("folder", "m.gguf"))
-    assert [setting.options["model"] for setting in openvino.settings(folder)] == ["int8", "fp16"]
-    assert [setting.options["model"] for setting in openvino.settings(file)] == ["int8", "m.gguf"]
-    folder.arguments.weights = "gguf"
-    with pytest.raises(ConfigError, match=r"folder is no \.gguf file"):
-        openvino.settings(folder)
-
-
-def test_openvino_exports_each_architecture_with_the_transformers_that_its_exporter_supports(
-    tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installed: list[tuple[str, ...]] = []
-    monkeypatch.setattr(openvino, "environment", lambda _, given, unwanted: installed.append(given) or Path("python"))
-    monkeypatch.setattr(openvino, "run", lambda _: None)
-    for name in ("llama", "qwen3_5"):
-        openvino.ir_folder(peer_context(tiny_model_dir(name)), "int8")
-    assert [next(each for each in given if each.startswith("transformers")) for given in installed] == [
-        "transformers<5.1",
-        "transformers==5.2.*",
-    ]
-
-
 def test_w8a8_has_all_linear_layers_of_models_with_recurrent_layers() -> None:
     layers = ("self_attn.q_proj", "linear_attn.in_proj_qkv", "linear_attn.in_proj_b", "conv.in_proj", "feed_forward.w1")
     for layer in layers:
@@ -300,25 +185,6 @@ def test_w8a8_has_all_linear_layers_of_models_with_recurrent_layers() -> None:
         "model.layers.0.linear_attn.conv1d.weight",
     ):
         assert set(export_w8a8.quantize(name, torch.ones(2, 3))) == {name}
-
-
-def test_vllm_computes_in_the_data_type_of_the_folder(
-    tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vllm, "environment", lambda *_: Path("env/bin/python"))
-    monkeypatch.setattr(vllm, "hf_folder", lambda *_: Path("float32"))
-    monkeypatch.setattr(vllm, "w8a8_folder", lambda *_: Path("w8a8"))
-    options = {"weights": None, "token_budget": 1, "kv_gib": 1, "seats": 4, "peer_seats": None, "zen": False}
-    model = tiny_model_dir("llama")
-    with_zentorch = vllm.settings(peer_context(model, **options | {"zen": True}))
-    assert [each.label for each in with_zentorch] == [
-        f"{weights}, 4 seats, token budget 1, zentorch" for weights in ("w8a8", "float32")
-    ]
-    settings = vllm.settings(peer_context(model, **options)), vllm.settings(peer_context(Path("m.gguf"), **options))
-    given = [[(s.options["model"], s.options["dtype"]) for s in of_model] for of_model in settings]
-    dtype = json.loads((model / "config.json").read_text())["dtype"]
-    assert given == [[("w8a8", dtype), ("float32", dtype)], [("w8a8", "float32"), ("float32", "float32")]]
-    assert "env/lib/libiomp5.so" in settings[0][0].variables["LD_PRELOAD"]
 
 
 def test_copying_requests_repeat_a_text_of_the_prompt(smollm2_gguf: Path) -> None:

@@ -33,9 +33,6 @@ def shared_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chairlift.engine.startup.factory.load_model", shared_model)
 
 
-# -- commands of a conversation -------------------------------------------------------------------------------------
-
-
 def conversation() -> ChatHistory:
     talk = ChatHistory()
     talk.messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
@@ -98,8 +95,6 @@ def test_the_numbers_of_an_answer() -> None:
     assert AnswerStats().text() == "0 tokens"
 
 
-# -- the program ----------------------------------------------------------------------------------------------------
-
 LINES = "/set temperature 0\nWhat is the capital of France?\n/wrong\n/retry\n\nAnd of Germany?\n"
 
 
@@ -161,12 +156,9 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(smollm2_gguf: Path) -> None:
     os.close(controller)
 
 
-def test_generate_reads_the_standard_input_and_streams(smollm2_gguf: Path) -> None:
+def test_generate_reads_and_continues_the_standard_input(smollm2_gguf: Path) -> None:
     result = invoke(["generate", "--max-tokens", "8", *POOL], text="What is the capital of France?\n")
     assert result.stdout == "The capital of France is Paris.\n"
-
-
-def test_generate_continues_a_text(smollm2_gguf: Path) -> None:
     result = invoke(["generate", "-", "--no-chat", "--max-tokens", "2", *POOL], text="The capital of France is")
     assert result.stdout == "The capital of France is Paris.\n"
 

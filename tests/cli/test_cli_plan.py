@@ -134,10 +134,7 @@ def test_the_default_memory_is_that_of_serve(tiny_model_dir: Callable[..., Path]
         (["--device", "TPU"], "no such device or file"),
         (["no-such-model"], "no such file or folder"),
         (["opt-13b", "--num-kv-blocks", "9", "--kv", "virtual"], "^kv must be one of paged, exact, .*'virtual'"),
-        (
-            ["opt-13b", "--num-kv-blocks", "9", "--memory", "1GiB"],
-            "give memory, kv_cache_memory_bytes or num_kv",
-        ),
+        (["opt-13b", "--num-kv-blocks", "9", "--memory", "1GiB"], "give memory, kv_cache_memory_bytes or num_kv"),
         (["opt-13b", "--num-kv-blocks", "9", "--input-len", "zipf:3"], "zipf"),
         (["opt-13b", "--num-kv-blocks", "9", "--max-tokens", "many"], "many"),
         (["opt-13b", "--memory", "20GiB"], "leaves nothing for K and V"),
@@ -150,15 +147,12 @@ def test_errors_name_the_option(arguments: list[str], match: str) -> None:
         raise result.exception
 
 
-def test_an_encoder_has_no_plan(tmp_path: Path) -> None:
+def test_encoders_and_plans_without_a_replica_are_rejected(tmp_path: Path) -> None:
     result = run(str(write_pooling_model(tmp_path, "bert")), "--memory", "1GiB")
     assert "is an encoder, which has no KV memory: use a decoder" in str(result.exception)
-
-
-def test_a_request_rate_needs_a_device() -> None:
-    result = run("opt-13b", "--num-kv-blocks", "200", "--request-rate", "2")
-    assert isinstance(result.exception, ConfigError)
-    assert "request_rate=2" in str(result.exception)
+    error = run("opt-13b", "--replicas", "0").exception
+    assert isinstance(error, ConfigError)
+    assert str(error) == "replicas must be at least 1, got 0"
 
 
 def test_replicas_share_memory_and_requests() -> None:
@@ -171,9 +165,3 @@ def test_replicas_share_memory_and_requests() -> None:
     assert shared["serve"] == f"{alone['serve']} --replicas 2"
     assert f"together they run {2 * alone['fit']['num_running']} requests" in shared["notes"][0]
     assert served_with(shared["serve"])["start_cluster"].keywords["options"].replicas == 2
-
-
-def test_there_is_at_least_one_replica() -> None:
-    error = run("opt-13b", "--replicas", "0").exception
-    assert isinstance(error, ConfigError)
-    assert str(error) == "replicas must be at least 1, got 0"

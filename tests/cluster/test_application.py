@@ -127,20 +127,12 @@ def test_keys_give_their_weights_to_the_engines(tmp_path: Path) -> None:
     ("options", "arguments", "message"),
     [
         ({}, {"replica": 2}, "chairlift.cluster:app: replica is not an option: did you mean replicas?"),
-        (
-            {},
-            {"replicas": "two"},
-            "chairlift.cluster:app: replicas must be an integer, got 'two'",
-        ),
+        ({}, {"replicas": "two"}, "chairlift.cluster:app: replicas must be an integer, got 'two'"),
         ({}, {"memory_per_replica": 0}, "memory_per_replica must be a positive amount such as 4GiB"),
         ({}, {"memory_per_replica": "much"}, "memory_per_replica must be a positive amount such as 4GiB"),
         ({}, {"replicas": 0}, "replicas must be at least 1, got 0"),
         ({}, {"max_replicas": 3}, "chairlift.cluster:app: max-replicas is not an option"),
-        (
-            {},
-            {"drain_timeout": [1]},
-            "chairlift.cluster:app: drain-timeout must be a number, got '[1]'",
-        ),
+        ({}, {"drain_timeout": [1]}, "chairlift.cluster:app: drain-timeout must be a number, got '[1]'"),
         ({}, {"watchdog_timeout": -1}, "watchdog_timeout must be at least 0, got -1"),
         ({}, {"config": ["a"]}, "config must be the path of a file, or options as `name: value`, got ['a']"),
         ({}, {"config": {"port": "x"}}, "config: port must be an integer, got 'x'"),

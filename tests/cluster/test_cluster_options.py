@@ -9,16 +9,10 @@ from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 
 
-def test_the_resources_of_a_replica() -> None:
+def test_resources_and_limits_of_replicas() -> None:
     options = ClusterOptions(memory_per_replica=1 << 30)
     assert options.actor_options(EngineConfig(num_threads=3)) == {"num_cpus": 3, "memory": 1 << 30}
-
-
-def test_a_cluster_has_at_least_one_replica() -> None:
     with pytest.raises(ConfigError, match="replicas must be at least 1, got 0"):
         ClusterOptions(replicas=0)
-
-
-def test_replicas_need_a_number_of_threads() -> None:
     with pytest.raises(ConfigError, match="num_threads is not set"):
         ClusterOptions().actor_options(EngineConfig())

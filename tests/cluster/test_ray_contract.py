@@ -35,11 +35,6 @@ def test_without_ray_the_error_has_the_install_command() -> None:
     assert "pip install 'chairlift[ray]'" in done.stderr
 
 
-def test_a_server_without_replicas_does_not_import_ray() -> None:
-    code = "import sys, chairlift.cli.main, chairlift.server.serve, chairlift.cluster; print('ray' in sys.modules)"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
-
-
 def test_the_interface_of_routers() -> None:
     pytest.importorskip("ray")
     from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica

@@ -27,16 +27,10 @@ def elsewhere(seconds_behind: float) -> ClockReading:
     return ClockReading("another machine", time.monotonic() - seconds_behind)
 
 
-def test_processes_of_one_machine_share_a_clock() -> None:
+def test_the_offset_is_the_difference_of_the_clocks_of_two_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ClockReading.now().offset() == 0.0
-
-
-def test_the_offset_of_another_machine_is_the_difference_of_the_clocks() -> None:
     assert elsewhere(5 * HOURS).offset() == pytest.approx(5 * HOURS, abs=60.0)
     assert elsewhere(-2 * HOURS).offset() == pytest.approx(-2 * HOURS, abs=60.0)
-
-
-def test_a_machine_without_an_id_is_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chairlift.cluster.replica_messages.machine_id", lambda: "")
     assert ClockReading("", time.monotonic() - HOURS).offset() == pytest.approx(HOURS, abs=60.0)
 

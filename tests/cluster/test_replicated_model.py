@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,17 +17,21 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from chairlift import AsyncLLM
+from chairlift import AsyncLLM, EngineConfig
 from chairlift.clock import MonotonicClock
-from chairlift.cluster.cluster_app import observe_replicas
+from chairlift.cluster.cluster_app import ClusterSetup, build_cluster_app, observe_replicas
+from chairlift.cluster.cluster_client import ClusterClient
+from chairlift.cluster.cluster_options import ClusterOptions
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.client import EngineStatus
 from chairlift.events import RequestArrived
+from chairlift.server.api.routes import LARGE_BODY
 from chairlift.server.application import create_app
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import MAX_ENDED_REPLICAS, ServedModel, VisibleEngine
 from chairlift.server.serve_options import ObservabilityOptions
 from chairlift.server.telemetry.tracing import LOST_STATUS, RESENT_STATUS
+from support.byte_tokenizer import VOCAB_SIZE, write_byte_tokenizer
 from support.in_process_cluster import InProcessTransport, make_cluster
 from support.running_server import open_options, redirect_access_log, run_app
 from support.step_gate import StepGate
@@ -212,3 +217,23 @@ def test_only_the_last_replicas_that_have_ended_are_kept() -> None:
     known = [request.request_id for observer in model.ended_observers for request in observer.tracker.requests()]
     assert known == [f"r{index}" for index in range(7, count, 2)]
     assert {request.state for observer in model.ended_observers for request in observer.tracker.requests()} == {"lost"}
+
+
+def test_large_bodies_select_their_model(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
+    tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1024)
+    folder = shutil.copytree(tiny, tmp_path / "tiny")
+    write_byte_tokenizer(folder)
+    config = EngineConfig(model=str(folder), num_kv_blocks=64, num_threads=1, enable_kv_cache_events=True)
+    specs = tuple(ModelSpec(name, config) for name in ("first", "second"))
+    setup = ClusterSetup(specs, ClusterOptions(), open_options())
+    clients = {}
+    for spec in specs:
+        engine = AsyncLLM(config)
+        clients[spec.name] = ClusterClient(InProcessTransport({"replica-0": engine._client}), engine.engine)
+    app = build_cluster_app(setup, clients)
+    with run_app(app) as (url, _server):
+        for spec in specs:
+            body = json.dumps({"model": spec.name, "prompt": "one two", "max_tokens": 2}) + " " * LARGE_BODY
+            headers = {"Content-Type": "application/json"}
+            answer = httpx.post(f"{url}/v1/completions", content=body, headers=headers, timeout=120)
+            assert (answer.status_code, answer.json()["model"]) == (200, spec.name)

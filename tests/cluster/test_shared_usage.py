@@ -113,7 +113,7 @@ def test_use_of_other_ingresses_counts_towards_the_limit_and_not_as_own_use() ->
     ingresses.all[0].open_call(INFO).close()
 
 
-def test_without_an_aggregator_the_limits_are_those_of_the_ingress(
+async def test_without_an_aggregator_the_limits_are_those_of_the_ingress(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its failure is logged once, calls of other ingresses do not count any more, and each report has the own usage."""
@@ -133,11 +133,8 @@ def test_without_an_aggregator_the_limits_are_those_of_the_ingress(
             raise asyncio.CancelledError
         raise TimeoutError
 
-    async def main() -> None:
-        with pytest.raises(asyncio.CancelledError):
-            await share_usage(ingresses.all[0], exchange)
-
-    asyncio.run(main())
+    with pytest.raises(asyncio.CancelledError):
+        await share_usage(ingresses.all[0], exchange)
     permit.close()
     assert usages[0] == SharedUsage({("team", "requests"): 1.0, ("team", "tokens"): 3.0}, {"team": 1})
     assert admitted == [True, True, False, True, True, True]

@@ -96,7 +96,7 @@ def test_calls_in_progress_are_the_sum_of_the_last_reports_of_the_others() -> No
     assert aggregator.exchange("3", SharedUsage(), now=0.1).num_concurrent == {"a": 3}
 
 
-def test_the_loop_clears_remote_calls_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_loop_clears_remote_calls_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     answered = SharedUsage({"a": 1.0}, {"a": 2})
     answers: list[SharedUsage[str] | Exception] = [
         answered, ConnectionError("gone"), TimeoutError(), answered, SharedUsage(), SharedUsage(),
@@ -113,13 +113,8 @@ def test_the_loop_clears_remote_calls_after_a_failure(caplog: pytest.LogCaptureF
             raise answer
         return answer
 
-    async def main() -> None:
-        with pytest.raises(asyncio.CancelledError):
-            await exchange_periodically(
-                lambda: SharedUsage({"b": 1.0}), charges.append, exchange, 0.0, "less is shared"
-            )
-
-    asyncio.run(main())
+    with pytest.raises(asyncio.CancelledError):
+        await exchange_periodically(lambda: SharedUsage({"b": 1.0}), charges.append, exchange, 0.0, "less is shared")
     assert charges == [answered, SharedUsage(), answered, SharedUsage()]
     assert reports == [(reports[0][0], {"b": 1.0})] * 6
     assert caplog.text.count("less is shared, because the usage aggregator does not answer: ConnectionError") == 1

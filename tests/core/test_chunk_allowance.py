@@ -11,7 +11,7 @@ from chairlift.core.chunk_allowance import ChunkAllowance
 from chairlift.core.queues.earliest_deadline import EarliestDeadlineQueue
 from chairlift.events import Step
 from chairlift.slo import SLO
-from chairlift.step_time import CHUNK_MULTIPLE, StepTime
+from chairlift.step_time import CHUNK_MULTIPLE, RowTime, StepTime
 from support.fakes import make_engine, make_request
 
 TIME = StepTime(fixed=0.01, per_token=0.001, per_pair=1e-5, decode_target=0.05, prefill_target=0.5)
@@ -114,3 +114,32 @@ def test_an_objective_that_a_step_without_chunks_misses_does_not_shorten_chunks(
         core.step()
         rest = seconds - TIME.fixed - len(slos_ms) * TIME.chunk_seconds(2, 1)
         assert chunks(events, "prompt")[-1] == TIME.largest_chunk(0, rest)
+
+
+per_token = st.floats(1e-6, 1e-2)
+per_pair = st.one_of(st.just(0.0), st.floats(1e-9, 1e-5))
+
+
+def step_time(per_token: float, per_pair: float) -> StepTime:
+    return StepTime(0.0, per_token, per_pair, decode_target=0.2, prefill_target=1.0)
+
+
+def test_times_of_chunks() -> None:
+    assert step_time(2.0, 0.5).chunk_seconds(10, 4) == 4 * 2.0 + 0.5 * (4 * 10 + 4 * 4 / 2)
+    assert step_time(1e-3, 0).largest_chunk(0, -0.1) == 0
+    assert step_time(0, 0).largest_chunk(0, 0.1) > 1 << 40
+
+
+@given(per_token, per_pair, st.integers(0, 100_000), st.floats(0, 2))
+def test_the_largest_chunk_takes_at_most_its_time(token: float, pair: float, start: int, seconds: float) -> None:
+    time = step_time(token, pair)
+    chunk = time.largest_chunk(start, seconds)
+    assert chunk % CHUNK_MULTIPLE == 0
+    assert time.chunk_seconds(start, chunk) <= seconds * (1 + 1e-9)
+    assert time.chunk_seconds(start, chunk + CHUNK_MULTIPLE) >= seconds * (1 - 1e-9)
+
+
+def test_row_time_is_linear_between_its_points_and_beyond_them() -> None:
+    row_time = RowTime({1: 10.0, 4: 16.0, 8: 15.0, 16: 32.0})
+    assert [row_time.seconds(rows) for rows in (0, 1, 2, 4, 6, 8)] == [10.0, 10.0, 12.0, 16.0, 16.0, 16.0]
+    assert [row_time.seconds(rows) for rows in (12, 16, 20)] == [24.0, 32.0, 40.0]

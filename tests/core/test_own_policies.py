@@ -174,18 +174,10 @@ def test_parts_of_a_compared_policy_are_found_by_their_base() -> None:
     ("option", "name", "message"),
     [
         ("scheduling_policy", "own_absent:Queue", "module 'own_absent' cannot be imported (ModuleNotFoundError"),
-        (
-            "scheduling_policy",
-            "own_fault:Queue",
-            "module 'own_fault' cannot be imported (ZeroDivisionError",
-        ),
+        ("scheduling_policy", "own_fault:Queue", "module 'own_fault' cannot be imported (ZeroDivisionError"),
         ("scheduling_policy", "own_queues:Longest", "its classes are ShortestPrompt, LastTenant, LeastWork"),
         ("scheduling_policy", "own_memory:Halves", "no class 'Halves' that is derived from chairlift.core.queues."),
-        (
-            "scheduling_policy",
-            "shortest",
-            "mlfq, dlpm, edf, or module:Class, got 'shortest'",
-        ),
+        ("scheduling_policy", "shortest", "mlfq, dlpm, edf, or module:Class, got 'shortest'"),
         ("kv", "own_memory:Unfinished", "is abstract, and does not define reserved_slots: name a class that defines"),
         ("kv", "own_memory:KVCacheManager", "KVCacheManager is a Protocol: name a class that defines all methods"),
         ("kv", "own_queues:LastTenant", "is derived from chairlift.core.kv.kv_cache_manager.KVCacheManager"),

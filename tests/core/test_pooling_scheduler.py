@@ -47,14 +47,7 @@ def make_request(number: int, length: int) -> Request:
     policy=st.sampled_from(["fcfs", "priority", "fair"]),
 )
 def test_every_text_gets_its_own_vector_once(actions: list[int | str | tuple[str, int]], policy: str) -> None:
-    config = SchedulerConfig(
-        MAX_MODEL_LEN,
-        SEATS,
-        BUDGET,
-        policy,
-        is_pooling=True,
-        enable_chunked_prefill=False,
-    )
+    config = SchedulerConfig(MAX_MODEL_LEN, SEATS, BUDGET, policy, is_pooling=True, enable_chunked_prefill=False)
     events = EventList()
     scheduler = PoolingScheduler(config, NoKVMemory(), SchedulerMeter(NoKVMemory(), events))
     core = EngineCore(scheduler, PoolingExecutor(), VirtualClock())

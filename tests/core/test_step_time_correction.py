@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 
 from chairlift.clock import VirtualClock
 from chairlift.core.engine_core import EngineCore
-from chairlift.core.step_time_correction import (
-    MAX_RATIO,
-    MIN_RATIO,
-    MIN_STEPS,
-    WINDOW_SECONDS,
-    StepTimeCorrection,
-)
+from chairlift.core.step_time_correction import MAX_RATIO, MIN_RATIO, MIN_STEPS, WINDOW_SECONDS, StepTimeCorrection
 from chairlift.events import Event, EventList, RequestArrived, Step, StepTimeChanged, from_json
 from chairlift.observability.event_log import encode_event
 from chairlift.observability.replay import Replay

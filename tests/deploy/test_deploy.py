@@ -52,16 +52,16 @@ def queries() -> Iterator[str]:
             yield variable["query"]["query"]
 
 
-def test_dashboard_queries_existing_metrics() -> None:
+def test_the_dashboard_queries_existing_metrics_and_every_counter() -> None:
     queried = {name for query in queries() for name in re.findall(r"(?:vllm|chairlift):\w+", query)}
     assert len(queried) > 20
     assert not queried - exposed_names()
-
-
-def test_dashboard_shows_every_chairlift_counter() -> None:
     text = "\n".join(queries())
     ours = {name for name in COUNTERS if name.startswith("chairlift:")} - {"chairlift:wait_steps"}
     assert not {name for name in ours if name not in text}
+    for query in queries():
+        for opening, closing in ("()", "{}", "[]"):
+            assert query.count(opening) == query.count(closing), query
 
 
 def test_panels_have_unique_ids_and_do_not_overlap() -> None:
@@ -78,12 +78,6 @@ def test_panels_have_unique_ids_and_do_not_overlap() -> None:
         assert not cells & own, panel["title"]
         assert place["x"] + place["w"] <= 24
         cells |= own
-
-
-def test_queries_have_balanced_brackets() -> None:
-    for query in queries():
-        for opening, closing in ("()", "{}", "[]"):
-            assert query.count(opening) == query.count(closing), query
 
 
 def serve_parameters() -> dict[str, Any]:

@@ -58,7 +58,7 @@ async def until_idle(llm: AsyncLLM) -> None:
     await until(lambda: llm.num_unfinished == 0 and not llm.engine.core.has_work)
 
 
-def test_special_tokens_in_messages_are_text_unless_allowed(tmp_path: Path) -> None:
+async def test_special_tokens_in_messages_are_text_unless_allowed(tmp_path: Path) -> None:
     llm = AsyncLLM(**tiny_options(tmp_path, num_kv_blocks=20))
     begin = llm.engine.tokenizer.token_to_id("<s>")
 
@@ -67,12 +67,9 @@ def test_special_tokens_in_messages_are_text_unless_allowed(tmp_path: Path) -> N
         outputs = [output async for output in llm.chat(messages, forced(1), **options)]
         return outputs[0].prompt_token_ids
 
-    async def main() -> None:
-        assert begin not in await prompt()
-        assert begin in await prompt(allow_special_tokens_in_content=True)
-        await llm.aclose()
-
-    asyncio.run(main())
+    assert begin not in await prompt()
+    assert begin in await prompt(allow_special_tokens_in_content=True)
+    await llm.aclose()
 
 
 def test_concurrent_streams_return_the_same_answers_as_single_ones(make_llm: Make) -> None:
@@ -90,248 +87,145 @@ def test_concurrent_streams_return_the_same_answers_as_single_ones(make_llm: Mak
     assert asyncio.run(run(together=True)) == asyncio.run(run(together=False))
 
 
-def test_closing_a_stream_aborts_it_and_frees_its_blocks(make_llm: Make) -> None:
-    async def run() -> None:
-        llm = make_llm()
-        stream = llm.generate([5, 6, 7], forced(150))
-        async for _ in stream:
-            break
-        await stream.aclose()
-        await until_idle(llm)
-        assert llm.engine.core.scheduler.is_idle
-        llm.close()
-
-    asyncio.run(run())
+async def test_closing_a_stream_aborts_it_and_frees_its_blocks(make_llm: Make) -> None:
+    llm = make_llm()
+    stream = llm.generate([5, 6, 7], forced(150))
+    async for _ in stream:
+        break
+    await stream.aclose()
+    await until_idle(llm)
+    assert llm.engine.core.scheduler.is_idle
+    llm.close()
 
 
-def test_a_cancelled_waiting_request_is_removed_from_the_queue(make_llm: Make) -> None:
-    async def run() -> None:
-        llm = make_llm(max_num_seqs=1)
-        with StepGate(llm.engine.core):
-            first = asyncio.create_task(answer(llm, [5], forced(60)))
-            waiting = asyncio.create_task(answer(llm, [6], forced(60)))
-            await until(lambda: llm.num_unfinished == 2)
-            waiting.cancel()
-            await until(lambda: llm.num_unfinished == 1)
-        output = await first
-        assert len(output.outputs[0].token_ids) == 60
-        await until_idle(llm)
-        llm.close()
-
-    asyncio.run(run())
+async def test_a_cancelled_waiting_request_is_removed_from_the_queue(make_llm: Make) -> None:
+    llm = make_llm(max_num_seqs=1)
+    with StepGate(llm.engine.core):
+        first = asyncio.create_task(answer(llm, [5], forced(60)))
+        waiting = asyncio.create_task(answer(llm, [6], forced(60)))
+        await until(lambda: llm.num_unfinished == 2)
+        waiting.cancel()
+        await until(lambda: llm.num_unfinished == 1)
+    output = await first
+    assert len(output.outputs[0].token_ids) == 60
+    await until_idle(llm)
+    llm.close()
 
 
-def test_a_slow_reader_gets_merged_deltas_and_delays_no_other_stream(make_llm: Make) -> None:
-    async def run() -> None:
-        llm = make_llm()
-        slow = llm.start(None, [5, 6], forced(40))
-        fast = await answer(llm, [7, 8], forced(40))
-        assert len(fast.outputs[0].token_ids) == 40
-        await until(lambda: not llm.engine.core.has_work)
-        await answer(llm, [9], forced(1))  # Its output is delivered after those of the other requests.
-        deltas = [delta async for delta in slow]
-        assert len(deltas) == 1
-        assert len(deltas[0].outputs[0].token_ids) == 40
-        slow.abort()
-        llm.close()
-
-    asyncio.run(run())
+async def test_a_slow_reader_gets_merged_deltas_and_delays_no_other_stream(make_llm: Make) -> None:
+    llm = make_llm()
+    slow = llm.start(None, [5, 6], forced(40))
+    fast = await answer(llm, [7, 8], forced(40))
+    assert len(fast.outputs[0].token_ids) == 40
+    await until(lambda: not llm.engine.core.has_work)
+    await answer(llm, [9], forced(1))  # Its output is delivered after those of the other requests.
+    deltas = [delta async for delta in slow]
+    assert len(deltas) == 1
+    assert len(deltas[0].outputs[0].token_ids) == 40
+    slow.abort()
+    llm.close()
 
 
-def test_an_invalid_request_does_not_affect_other_streams(make_llm: Make) -> None:
-    async def run() -> None:
-        llm = make_llm()
-        good = asyncio.create_task(answer(llm, [5, 6], forced(30)))
-        await asyncio.sleep(0)
-        with pytest.raises(RequestError, match="max_tokens=5000 is too large"):
-            await answer(llm, [5], forced(5000))
-        with pytest.raises(RequestError, match=r"outside 0\.\.255"):
-            await answer(llm, [999], forced(3))
-        generation = llm.start(None, [5], forced(3), request_id="twice")
-        with pytest.raises(RequestError, match="in use"):
-            llm.start(None, [5], forced(3), request_id="twice")
-        generation.abort()
-        assert len((await good).outputs[0].token_ids) == 30
-        llm.close()
-
-    asyncio.run(run())
-
-
-def test_numbers_outside_the_range_of_the_records_are_rejected(make_llm: Make) -> None:
+async def test_numbers_outside_the_range_of_the_records_are_rejected(make_llm: Make) -> None:
     """A request with such a number could not be sent to an engine in another process, and would never end."""
 
-    async def run() -> None:
-        llm = make_llm(scheduling_policy="priority")
-        for priority in (1 << 63, -(1 << 63)):
-            with pytest.raises(RequestError, match="priority must be between"):
-                llm.start(None, [5], forced(3), priority=priority)
-        assert llm.num_unfinished == 0
-        llm.close()
-
-    asyncio.run(run())
+    llm = make_llm(scheduling_policy="priority")
+    for priority in (1 << 63, -(1 << 63)):
+        with pytest.raises(RequestError, match="priority must be between"):
+            llm.start(None, [5], forced(3), priority=priority)
+    assert llm.num_unfinished == 0
+    llm.close()
     for name in ("top_k", "truncate_prompt_tokens"):
         with pytest.raises(RequestError, match=f"{name} must be between"):
             SamplingParams(**{name: 1 << 63})
 
 
-def test_after_the_engine_dies_all_streams_end_with_an_error(make_llm: Make) -> None:
-    async def run() -> None:
-        llm = make_llm()
-        gate = StepGate(llm.engine.core)
-        jobs = [asyncio.create_task(answer(llm, [n], forced(100))) for n in range(3, 6)]
-        await until(lambda: llm.num_unfinished == 3)
-        assert llm.is_healthy
-
-        def broken(_output: object) -> object:
-            raise MemoryError("no more")
-
-        llm.engine.core._executor.submit = broken  # type: ignore[method-assign]
-        gate.open()
-        results = await asyncio.gather(*jobs, return_exceptions=True)
-        assert all(isinstance(result, EngineDeadError) for result in results)
-        assert not llm.is_healthy
-        with pytest.raises(EngineDeadError, match="no more"):
-            await answer(llm, [9], forced(2))
-        llm.close()
-
-    asyncio.run(run())
-
-
-def test_an_answer_that_is_complete_is_not_lost_with_the_engine(make_llm: Make) -> None:
+async def test_an_answer_that_is_complete_is_not_lost_with_the_engine(make_llm: Make) -> None:
     """On a busy event loop, the last output and the failure may arrive before the answer is read."""
 
-    async def run() -> None:
-        llm = make_llm()
-        unread = llm.start(None, [5], forced(3))
-        await until(lambda: not llm._processor.num_unfinished)
-        running = llm.start(None, [6], forced(200))
-        llm.stop()
-        assert len((await unread.collect()).outputs[0].token_ids) == 3
-        with pytest.raises(EngineDeadError, match="shut down"):
-            await running.collect()
-        llm.close()
-
-    asyncio.run(run())
+    llm = make_llm()
+    unread = llm.start(None, [5], forced(3))
+    await until(lambda: not llm._processor.num_unfinished)
+    running = llm.start(None, [6], forced(200))
+    llm.stop()
+    assert len((await unread.collect()).outputs[0].token_ids) == 3
+    with pytest.raises(EngineDeadError, match="shut down"):
+        await running.collect()
+    llm.close()
 
 
-def test_a_failing_listener_ends_every_stream(make_llm: Make) -> None:
+async def test_a_failing_listener_ends_every_stream(make_llm: Make) -> None:
     class Failing:
         def emit(self, event: Event) -> None:
             if isinstance(event, Step) and event.finished:
                 raise OSError("no space")
 
-    async def run() -> None:
-        llm = make_llm()
-        llm.engine.core.scheduler._observer._events = Failing()
-        jobs = [asyncio.create_task(answer(llm, [n], forced(n))) for n in range(3, 6)]
-        results = await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), AMPLE_SECONDS)
-        assert all(isinstance(result, EngineDeadError) for result in results)
-        llm.close()
-
-    asyncio.run(run())
+    llm = make_llm()
+    llm.engine.core.scheduler._observer._events = Failing()
+    jobs = [asyncio.create_task(answer(llm, [n], forced(n))) for n in range(3, 6)]
+    results = await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), AMPLE_SECONDS)
+    assert all(isinstance(result, EngineDeadError) for result in results)
+    llm.close()
 
 
-def test_a_request_id_can_be_reused_at_once(make_llm: Make) -> None:
-    async def run() -> None:
-        llm = make_llm()
-        expected = (await answer(llm, [9, 8], forced(6))).outputs[0].token_ids
-        for _ in range(30):
-            first = llm.start(None, [5, 6], forced(50), request_id="y")
-            await anext(first)
-            first.abort()
-            second = llm.start(None, [9, 8], forced(6), request_id="y")
-            first.abort()
-            assert (await second.collect()).outputs[0].token_ids == expected
-            assert [delta async for delta in first] == []
-        llm.close()
-
-    asyncio.run(run())
+async def test_a_request_id_can_be_reused_at_once(make_llm: Make) -> None:
+    llm = make_llm()
+    expected = (await answer(llm, [9, 8], forced(6))).outputs[0].token_ids
+    for _ in range(30):
+        first = llm.start(None, [5, 6], forced(50), request_id="y")
+        await anext(first)
+        first.abort()
+        second = llm.start(None, [9, 8], forced(6), request_id="y")
+        first.abort()
+        assert (await second.collect()).outputs[0].token_ids == expected
+        assert [delta async for delta in first] == []
+    llm.close()
 
 
-def test_request_ids_that_look_like_siblings_do_not_collide(make_llm: Make) -> None:
-    async def run() -> None:
-        llm = make_llm()
-        group = llm.start(None, [5, 6], forced(8, n=2), request_id="x")
-        others = [llm.start(None, [7], forced(8), request_id=name) for name in ("x-0", "x~1", "x~1.1", "x.1")]
-        answers = await asyncio.gather(group.collect(), *(other.collect() for other in others))
-        assert [len(a.outputs) for a in answers] == [2, 1, 1, 1, 1]
-        llm.close()
-
-    asyncio.run(run())
+async def test_request_ids_that_look_like_siblings_do_not_collide(make_llm: Make) -> None:
+    llm = make_llm()
+    group = llm.start(None, [5, 6], forced(8, n=2), request_id="x")
+    others = [llm.start(None, [7], forced(8), request_id=name) for name in ("x-0", "x~1", "x~1.1", "x.1")]
+    answers = await asyncio.gather(group.collect(), *(other.collect() for other in others))
+    assert [len(a.outputs) for a in answers] == [2, 1, 1, 1, 1]
+    llm.close()
 
 
-def test_calls_after_close_return_at_once(make_llm: Make) -> None:
-    async def run() -> None:
-        llm = make_llm()
+async def test_calls_after_close_return_at_once(make_llm: Make) -> None:
+    llm = make_llm()
+    await answer(llm, [5], forced(2))
+    llm.close()
+    with pytest.raises(EngineDeadError, match="shut down"):
         await answer(llm, [5], forced(2))
-        llm.close()
-        with pytest.raises(EngineDeadError, match="shut down"):
-            await answer(llm, [5], forced(2))
-        llm.close()
-
-    asyncio.run(run())
+    llm.close()
 
 
-def test_the_arrival_time_is_that_of_the_call(make_llm: Make) -> None:
-    async def run() -> None:
-        llm = make_llm()
-        with StepGate(llm.engine.core):
-            busy = asyncio.create_task(answer(llm, [5], forced(6)))
-            await until(lambda: llm.num_unfinished == 1)
-            before = llm.engine.core.now()
-            waiting = asyncio.create_task(answer(llm, [6], forced(2)))
-            await until(lambda: llm.num_unfinished == 2)
-            after = llm.engine.core.now()
-        late = await waiting
-        await busy
-        assert late.times is not None
-        assert before <= late.times.arrival <= after
-        assert late.times.first_token is not None
-        assert late.times.first_token > after
-        llm.close()
-
-    asyncio.run(run())
-
-
-def test_close_ends_running_streams(make_llm: Make) -> None:
-    async def run() -> None:
-        llm = make_llm()
-        slow_down(llm, 0.05)
-        job = asyncio.create_task(answer(llm, [5], forced(200)))
+async def test_the_arrival_time_is_that_of_the_call(make_llm: Make) -> None:
+    llm = make_llm()
+    with StepGate(llm.engine.core):
+        busy = asyncio.create_task(answer(llm, [5], forced(6)))
         await until(lambda: llm.num_unfinished == 1)
-        llm.close()
-        with pytest.raises(EngineDeadError, match="shut down"):
-            await job
+        before = llm.engine.core.now()
+        waiting = asyncio.create_task(answer(llm, [6], forced(2)))
+        await until(lambda: llm.num_unfinished == 2)
+        after = llm.engine.core.now()
+    late = await waiting
+    await busy
+    assert late.times is not None
+    assert before <= late.times.arrival <= after
+    assert late.times.first_token is not None
+    assert late.times.first_token > after
+    llm.close()
 
-    asyncio.run(run())
 
-
-def test_a_static_batch_returns_its_answers_at_its_end_even_if_a_request_is_aborted(make_llm: Make) -> None:
-    async def run(**options: Any) -> list[RequestOutput]:
-        llm = make_llm(**options)
-        with StepGate(llm.engine.core) as gate:
-            leaving = asyncio.create_task(answer(llm, [9, 9], forced(100)))
-            jobs = [
-                asyncio.create_task(answer(llm, [5 + i, 6, 7], forced(count))) for i, count in enumerate((3, 12, 6))
-            ]
-            await until(lambda: llm.num_unfinished == 4)
-            gate.allow(2)
-            leaving.cancel()
-        outputs = await asyncio.gather(*jobs)
-        await until_idle(llm)
-        llm.close()
-        return outputs
-
-    static = asyncio.run(
-        run(batching="static", static_batch_size=4, kv="exact", num_kv_blocks=80, kv_arena="first-fit")
-    )
-    continuous = asyncio.run(run())
-    tokens = [[output.outputs[0].token_ids for output in outputs] for outputs in (static, continuous)]
-    assert tokens[0] == tokens[1]
-    for output in static:
-        assert output.times is not None
-        assert output.times.first_token == output.times.finished
-        assert output.times.queue_time is not None
+async def test_close_ends_running_streams(make_llm: Make) -> None:
+    llm = make_llm()
+    slow_down(llm, 0.05)
+    job = asyncio.create_task(answer(llm, [5], forced(200)))
+    await until(lambda: llm.num_unfinished == 1)
+    llm.close()
+    with pytest.raises(EngineDeadError, match="shut down"):
+        await job
 
 
 def test_an_answer_has_the_stats_of_its_request(make_llm: Make) -> None:
@@ -353,24 +247,23 @@ def test_an_answer_has_the_stats_of_its_request(make_llm: Make) -> None:
     assert 0 < first.stats.kv_slot_seconds_used < first.stats.kv_slot_seconds_held
 
 
-def test_the_stalled_time_does_not_depend_on_status_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_stalled_time_does_not_depend_on_status_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = VirtualClock()
     monkeypatch.setattr(EngineClient, "now", lambda _: clock.now())
 
-    async def run() -> None:
-        llm = AsyncLLM(**tiny_options(tmp_path, num_kv_blocks=20))
-        unread = llm.start(None, [5], forced(2))
-        clock.advance(0.1)
-        await until(lambda: not llm._processor.num_unfinished)
-        clock.advance(5)
-        assert llm.num_unfinished == 1, "an unread answer does not stall the engine"
-        assert llm.status().seconds_stalled == 0
-        with StepGate(llm.engine.core):
-            llm.start(None, [6], forced(1))
-            clock.advance(0.2)
-            assert llm.status().seconds_stalled == pytest.approx(0.2)
-        unread.abort()
-        await llm.aclose()
-        assert llm.status().seconds_stalled == 0
-
-    asyncio.run(run())
+    llm = AsyncLLM(**tiny_options(tmp_path, num_kv_blocks=20))
+    unread = llm.start(None, [5], forced(2))
+    clock.advance(0.1)
+    await until(lambda: not llm._processor.num_unfinished)
+    clock.advance(5)
+    assert llm.num_unfinished == 1, "an unread answer does not stall the engine"
+    assert llm.status().seconds_stalled == 0
+    with StepGate(llm.engine.core):
+        llm.start(None, [6], forced(1))
+        clock.advance(0.2)
+        assert llm.status().seconds_stalled == pytest.approx(0.2)
+    unread.abort()
+    await llm.aclose()
+    assert llm.status().seconds_stalled == 0

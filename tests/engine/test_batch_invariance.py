@@ -48,9 +48,7 @@ CASES = {
     "llama, grouped heads, f32": Case("llama", kv_cache_dtype="float32"),
     "llama, tied heads, int8": Case("llama", "int8", "int8", {"tie_word_embeddings": True}),
     "llama, odd sizes, q4_1": Case(
-        "llama",
-        "q4_1",
-        overrides={"hidden_size": 72, "head_dim": 12, "intermediate_size": 100, "vocab_size": 259},
+        "llama", "q4_1", overrides={"hidden_size": 72, "head_dim": 12, "intermediate_size": 100, "vocab_size": 259}
     ),
     "llama, eight heads on one, biases, q8_0": Case(
         "llama3",

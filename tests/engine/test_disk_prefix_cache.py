@@ -46,9 +46,7 @@ def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"kernels": "torch"}, pytest.param({"kv_cache_dtype": "int8"}, marks=needs_native)],
-    ids=str,
+    "options", [{}, {"kernels": "torch"}, pytest.param({"kv_cache_dtype": "int8"}, marks=needs_native)], ids=str
 )
 def test_answers_after_a_restart_are_the_same(options: dict[str, Any], folder: Path, tmp_path: Path) -> None:
     expected = answer(folder, **options)
@@ -59,20 +57,10 @@ def test_answers_after_a_restart_are_the_same(options: dict[str, Any], folder: P
 
 
 @pytest.mark.parametrize(
-    ("arch", "has_predictor"),
-    [
-        ("granite4_h", False),
-        ("lfm2", False),
-        ("qwen3_5", False),
-        ("qwen3_5", True),
-    ],
+    ("arch", "has_predictor"), [("granite4_h", False), ("lfm2", False), ("qwen3_5", False), ("qwen3_5", True)]
 )
 def test_a_conversation_goes_on_after_a_restart_with_the_same_bits_of_state(
-    arch: str,
-    has_predictor: bool,
-    tiny_model_dir: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    arch: str, has_predictor: bool, tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All draft tokens are verified: their number would depend on measured times."""
     monkeypatch.setattr(decoder_engine, "measured_row_time", lambda *_: None)

@@ -109,18 +109,6 @@ def test_tokens_shared_with_the_leader_do_not_count_as_cached(llm: LLM) -> None:
     assert llm.generate(prompt, SamplingParams(n=2, max_tokens=3))[0].num_cached_tokens == 0
 
 
-def test_stop_strings_are_not_matched_before_min_tokens(llm: LLM) -> None:
-    params = SamplingParams(temperature=0, max_tokens=12, min_tokens=9, stop=[" "], ignore_eos=True)
-    assert len(llm.generate("The capital of France is", params)[0].outputs[0].token_ids) >= 9
-
-
-def test_a_stop_token_is_reported(llm: LLM) -> None:
-    tokens = llm.generate("The capital of France is", GREEDY)[0].outputs[0].token_ids
-    params = SamplingParams(temperature=0, max_tokens=8, stop_token_ids=[tokens[2]])
-    answer = llm.generate("The capital of France is", params)[0].outputs[0]
-    assert (answer.token_ids, answer.finish_reason, answer.stop_reason) == (tokens[:3], "stop", tokens[2])
-
-
 def test_an_eos_token_is_reported_only_if_it_is_ignored_as_such(llm: LLM) -> None:
     eos = llm.engine.tokenizer.eos_token_id
     assert eos is not None
@@ -240,12 +228,6 @@ def test_text_prompts_require_a_tokenizer(tiny_model_dir: Callable[..., Path]) -
         llm.chat([{"role": "user", "content": "hi"}])
 
 
-def test_random_weights_require_no_weight_file(tiny_model_dir: Callable[..., Path]) -> None:
-    config = tiny_model_dir("qwen2") / "config.json"
-    llm = LLM(str(config), load_format="dummy", num_kv_blocks=20, skip_tokenizer_init=True, num_threads=1)
-    assert len(llm.generate([3, 4, 5], GREEDY)[0].outputs[0].token_ids) > 0
-
-
 def test_the_default_max_model_len_fits_the_pool_and_is_logged(
     tiny_model_dir: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -302,12 +284,7 @@ CHAT = [{"role": "user", "content": "hi"}]
         ("generate", (b"text",), {}, "prompts must be a string, .*{\"prompt\": string}.* got bytes: b'text'"),
         ("generate", ({"prompt": "a", "multi_modal_data": {}},), {}, "the key prompt .* got .*, 'multi_modal_data'"),
         ("generate", ([[5], 5.0],), {}, "prompt 1: prompt must be a string or a list of token ids"),
-        (
-            "generate",
-            ([[5]], 0.7),
-            {},
-            "sampling_params must be SamplingParams, .* got float: 0.7",
-        ),
+        ("generate", ([[5]], 0.7), {}, "sampling_params must be SamplingParams, .* got float: 0.7"),
         ("generate", ([[5]], [None]), {}, r"sampling_params\[0\] must be SamplingParams, got NoneType: None"),
         ("generate", ([[5]], []), {}, "sampling_params has 0 entries for 1 prompts"),
         ("generate", ([[5]],), {"use_tqdm": "no"}, "use_tqdm must be True or False, got str: 'no'"),

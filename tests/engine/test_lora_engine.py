@@ -206,49 +206,46 @@ async def take(generation: Generation) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
-def test_adapters_are_loaded_and_unloaded_while_requests_run(
+async def test_adapters_are_loaded_and_unloaded_while_requests_run(
     kind: str, model: Path, adapters: dict[str, str], expected: dict[str | None, list[list[int]]], tmp_path: Path
 ) -> None:
     llm = make_async(kind, tmp_path, **options(model, num_kv_blocks=1100, max_loras=2, kv_cache_dtype="float32"))
     prompt = make_prompts()[0]
     long = SamplingParams(temperature=0, max_tokens=LONG_TOKENS, ignore_eos=True)
 
-    async def run() -> None:
-        background = llm.start(None, prompt, long)
-        await llm.load_lora_adapter("x", adapters["adapter-0"])
-        with pytest.raises(RequestError, match=r"lora_name='x' is loaded from .*: unload it first"):
-            await llm.load_lora_adapter("x", adapters["adapter-1"])
-        with pytest.raises(RequestError, match=r"adapter 'bad': .*adapter_config.json: No such file") as error:
-            await llm.load_lora_adapter("bad", str(model))
-        assert error.value.param == "lora_path"
-        assert await collect(llm, prompt, "x") == expected["adapter-0"][0]
-        running = llm.start(None, prompt, long, lora_name="x")
-        unloading = asyncio.ensure_future(llm.unload_lora_adapter("x"))
-        await asyncio.sleep(0)
-        with pytest.raises(RequestError, match="lora_name='x' is not loaded"):
-            llm.start(None, prompt, GREEDY, lora_name="x")
+    background = llm.start(None, prompt, long)
+    await llm.load_lora_adapter("x", adapters["adapter-0"])
+    with pytest.raises(RequestError, match=r"lora_name='x' is loaded from .*: unload it first"):
         await llm.load_lora_adapter("x", adapters["adapter-1"])
-        assert not unloading.done()
-        with pytest.raises(RequestError, match="1 is in use until the last request ends"):
-            await llm.load_lora_adapter("y", adapters["adapter-2"])
-        assert await collect(llm, prompt, "x") == expected["adapter-1"][0]
-        assert await take(running) == expected["adapter-0"][0]
-        assert not unloading.done()
-        running.abort()
-        await asyncio.wait_for(unloading, AMPLE_SECONDS)
+    with pytest.raises(RequestError, match=r"adapter 'bad': .*adapter_config.json: No such file") as error:
+        await llm.load_lora_adapter("bad", str(model))
+    assert error.value.param == "lora_path"
+    assert await collect(llm, prompt, "x") == expected["adapter-0"][0]
+    running = llm.start(None, prompt, long, lora_name="x")
+    unloading = asyncio.ensure_future(llm.unload_lora_adapter("x"))
+    await asyncio.sleep(0)
+    with pytest.raises(RequestError, match="lora_name='x' is not loaded"):
+        llm.start(None, prompt, GREEDY, lora_name="x")
+    await llm.load_lora_adapter("x", adapters["adapter-1"])
+    assert not unloading.done()
+    with pytest.raises(RequestError, match="1 is in use until the last request ends"):
         await llm.load_lora_adapter("y", adapters["adapter-2"])
-        assert await collect(llm, prompt, "y") == expected["adapter-2"][0]
-        assert [module.lora_name for module in llm.engine.adapters] == ["x", "y"]
-        assert await take(background) == expected[None][0]
-        background.abort()
-        await llm.aclose()
-        with pytest.raises(EngineDeadError):
-            await llm.load_lora_adapter("z", adapters["adapter-3"])
+    assert await collect(llm, prompt, "x") == expected["adapter-1"][0]
+    assert await take(running) == expected["adapter-0"][0]
+    assert not unloading.done()
+    running.abort()
+    await asyncio.wait_for(unloading, AMPLE_SECONDS)
+    await llm.load_lora_adapter("y", adapters["adapter-2"])
+    assert await collect(llm, prompt, "y") == expected["adapter-2"][0]
+    assert [module.lora_name for module in llm.engine.adapters] == ["x", "y"]
+    assert await take(background) == expected[None][0]
+    background.abort()
+    await llm.aclose()
+    with pytest.raises(EngineDeadError):
+        await llm.load_lora_adapter("z", adapters["adapter-3"])
 
-    asyncio.run(run())
 
-
-def test_a_restarted_engine_has_the_same_adapters(
+async def test_a_restarted_engine_has_the_same_adapters(
     model: Path, adapters: dict[str, str], expected: dict[str | None, list[list[int]]], tmp_path: Path
 ) -> None:
     """It continues with an event log of its own."""
@@ -258,17 +255,14 @@ def test_a_restarted_engine_has_the_same_adapters(
     llm = AsyncLLM(client=client)
     prompt = make_prompts()[0]
 
-    async def run() -> None:
-        await llm.load_lora_adapter("b", adapters["adapter-1"])
-        assert await collect(llm, prompt, "a") == expected["adapter-0"][0]
-        client._child.kill()
-        await until(lambda: llm.status().restarts > 0)
-        found = await asyncio.gather(*(collect(llm, prompt, name) for name in ("a", "b", None)))
-        assert found == [expected["adapter-0"][0], expected["adapter-1"][0], expected[None][0]]
-        await llm.unload_lora_adapter("a")
-        await llm.load_lora_adapter("c", adapters["adapter-2"])
-        assert await collect(llm, prompt, "c") == expected["adapter-2"][0]
-        await llm.aclose()
-        assert {path.name for path in tmp_path.glob("log*")} == {"log.jsonl", "log.1.jsonl"}
-
-    asyncio.run(run())
+    await llm.load_lora_adapter("b", adapters["adapter-1"])
+    assert await collect(llm, prompt, "a") == expected["adapter-0"][0]
+    client._child.kill()
+    await until(lambda: llm.status().restarts > 0)
+    found = await asyncio.gather(*(collect(llm, prompt, name) for name in ("a", "b", None)))
+    assert found == [expected["adapter-0"][0], expected["adapter-1"][0], expected[None][0]]
+    await llm.unload_lora_adapter("a")
+    await llm.load_lora_adapter("c", adapters["adapter-2"])
+    assert await collect(llm, prompt, "c") == expected["adapter-2"][0]
+    await llm.aclose()
+    assert {path.name for path in tmp_path.glob("log*")} == {"log.jsonl", "log.1.jsonl"}

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import shutil
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -23,12 +22,12 @@ from chairlift.engine.grammar_gate import GrammarGate
 from chairlift.engine.process.commands import Abort, Add, Command, Stop
 from chairlift.engine.process.core_loop import CoreLoop
 from chairlift.errors import ConfigError, RequestError
-from chairlift.grammar.compiler import PROBE_STEPS, CompiledGrammar, GrammarCompiler, GrammarMatcher
+from chairlift.grammar.compiler import PROBE_STEPS, CompiledGrammar, GrammarMatcher
 from chairlift.outputs import EngineCoreOutput
 from support.byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
 from support.process_engines import started
 from support.random_schemas import random_schema
-from support.waiting import AMPLE_SECONDS, until
+from support.waiting import until
 
 EOS = 2
 NUM_SCHEMAS = 50
@@ -61,9 +60,6 @@ def answers(llm: LLM, params: Sequence[SamplingParams], prompt: str = "Hello") -
 def texts(outputs: Sequence[RequestOutput]) -> list[str]:
     assert all(answer.finish_reason == "stop" for output in outputs for answer in output.outputs)
     return [answer.text for output in outputs for answer in output.outputs]
-
-
-# -- what they look like -------------------------------------------------------------------------------------------
 
 
 def test_every_answer_validates_against_its_random_schema(llm: LLM) -> None:
@@ -151,9 +147,6 @@ def test_structures_with_a_sentencepiece_tokenizer(folder: Path, tmp_path: Path)
         jsonschema.Draft202012Validator(schema).validate(json.loads(text))
 
 
-# -- the same in any company ---------------------------------------------------------------------------------------
-
-
 def crowd() -> list[SamplingParams]:
     constrained = [hot(seed, 60, json=random_schema(seed)) for seed in range(12)]
     constrained += [hot(seed, 40, regex="([a-c]{3}-)*[0-9]") for seed in range(4)]
@@ -190,9 +183,6 @@ def test_policies_that_require_the_output_length_reject_structures(folder: Path)
     oracle = LLM(str(folder), num_kv_blocks=200, kv="oracle", **OPTIONS)
     with pytest.raises((RequestError, ConfigError), match="oracle"):
         answers(oracle, [hot(choice=["yes"])])
-
-
-# -- what goes wrong -----------------------------------------------------------------------------------------------
 
 
 def test_invalid_structures_are_rejected_before_the_run(llm: LLM, folder: Path) -> None:
@@ -249,9 +239,6 @@ def test_a_grammar_that_fails_during_generation_ends_only_its_request(
     assert isinstance(broken, RequestError)
     assert "step limit" in str(broken)
     assert [len(output.outputs[0].token_ids) for output in (first, last)] == [20, 20]
-
-
-# -- waiting for grammars ------------------------------------------------------------------------------------
 
 
 class FakeCore:
@@ -315,43 +302,6 @@ def test_requests_wait_only_for_their_own_grammar(llm: LLM) -> None:
         ("slower0", "no", "regex"),
         ("last0", "no", "regex"),
     ]
-
-
-def test_other_streams_continue_while_a_grammar_is_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine runs in its own process, and the compiler of the front end is delayed as well."""
-    held = threading.Event()
-    compiled = GrammarCompiler._compile_grammar
-
-    def slowly(self: GrammarCompiler, *args: Any) -> CompiledGrammar:
-        held.wait(AMPLE_SECONDS)
-        return compiled(self, *args)
-
-    monkeypatch.setattr(GrammarCompiler, "_compile_grammar", slowly)
-
-    async def last(stream: Any) -> RequestOutput:
-        parts = [part async for part in stream]
-        return replace(
-            parts[-1], outputs=[replace(parts[-1].outputs[0], text="".join(p.outputs[0].text for p in parts))]
-        )
-
-    async def run() -> tuple[list[str], RequestOutput]:
-        client = started(EngineConfig(model=str(folder), num_kv_blocks=200, **OPTIONS))
-        llm = AsyncLLM(client=client)
-        slow = asyncio.create_task(last(llm.generate("a", hot(choice=["yes", "no"]))))
-        free = [
-            await last(llm.generate("a", SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)))
-            for _ in range(3)
-        ]
-        assert not slow.done()
-        held.set()
-        answer = await slow
-        llm.close()
-        return [str(output.outputs[0].finish_reason) for output in free], answer
-
-    reasons, answer = asyncio.run(run())
-    assert reasons == ["length"] * 3
-    assert answer.outputs[0].text in ("yes", "no")
-    assert answer.outputs[0].finish_reason == "stop"
 
 
 def test_a_grammar_whose_masks_are_too_complex_is_rejected_by_the_engine_process(folder: Path) -> None:

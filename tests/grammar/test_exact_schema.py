@@ -120,11 +120,7 @@ GOOD_AND_BAD: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"a": None, "b": 1, "c": (1 << 63) - 1}, {"b": 1}],
         [{"b": "x"}, {"a": None}, {"a": 1, "b": 1}],
     ),
-    "equal annotations": (
-        {"allOf": [{"default": None}, {"const": ID, "default": None}]},
-        [ID],
-        [],
-    ),
+    "equal annotations": ({"allOf": [{"default": None}, {"const": ID, "default": None}]}, [ID], []),
     "many optional items": ({"type": "array", "prefixItems": [{"const": ID}] * 40}, [[], [ID], [ID] * 40], [[1]]),
     "lists": (
         {"type": "array", "prefixItems": [{"const": ID}], "items": {"type": "null"}, "minItems": 1, "maxItems": 3},

@@ -95,43 +95,25 @@ def accepts(compiler: GrammarCompiler, tokenizer: Tokenizer, constraint: Structu
 
 
 SPELLED: dict[str, tuple[dict[str, Any], Sequence[str], Sequence[str]]] = {
-    "json": (
-        {"json": PERSON},
-        ['{"name":"Ada","age":3}', '{"name": "Ada", "age": 3}'],
-        ['{"name":"Ada"}', '{"age":3,"name":"Ada"}', '{"name" :"Ada","age":3}', '{"name":"Adaaa","age":3}', "{}"],
-    ),
-    "compact": (
-        {"json": PERSON, "disable_any_whitespace": True},
-        ['{"name":"Ada","age":3}'],
-        ['{"name": "Ada","age":3}'],
-    ),
-    "white space": (
-        {"json": PERSON, "whitespace_pattern": r"[ \n]{0,2}"},
-        ['{\n "name" : "Ada" ,  "age":3}'],
-        ['{   "name":"Ada","age":3}'],
-    ),
+    "json": ({"json": PERSON}, ['{"name":"Ada","age":3}', '{"name": "Ada", "age": 3}'],
+        ['{"name":"Ada"}', '{"age":3,"name":"Ada"}', '{"name" :"Ada","age":3}', '{"name":"Adaaa","age":3}', "{}"]),
+    "compact": ({"json": PERSON, "disable_any_whitespace": True}, ['{"name":"Ada","age":3}'],
+        ['{"name": "Ada","age":3}']),
+    "white space": ({"json": PERSON, "whitespace_pattern": r"[ \n]{0,2}"}, ['{\n "name" : "Ada" ,  "age":3}'],
+        ['{   "name":"Ada","age":3}']),
     "json_object": ({"json_object": True}, ["{}", '{"a": [1, null]}'], ["[]", "1", '{"a"}']),
     "regex": ({"regex": r"(\d{2}|x)/\w+\s?"}, ["12/ab_", "x/9 "], ["12/", "x/é", "٣٣/a", "xx/a"]),
     "choice": ({"choice": ["yes", "no", 'say "é"\n', "yes, but"]}, ["yes", "yes, but", 'say "é"\n'], ["y", "maybe"]),
     "lark": ({"grammar": 'start: NAME ("," NAME)*\nNAME: /[a-z]+/'}, ["a", "ab,c"], ["a,", ",", "A"]),
     "gbnf": ({"grammar": 'root ::= "a"+ item\nitem ::= "b" | "c"'}, ["ab", "aaac"], ["b", "a"]),
-    "counts with a fraction": (
-        {"json": {"type": "array", "items": {"type": "string", "maxLength": 2.0}, "minItems": 1.0, "maxItems": 2e0}},
-        ['["ab"]', '["a","b"]'],
-        ["[]", '["abc"]', '["","",""]'],
-    ),
+    "counts with a fraction": ({"json": {"type": "array", "items": {"type": "string", "maxLength": 2.0},
+        "minItems": 1.0, "maxItems": 2e0}}, ['["ab"]', '["a","b"]'], ["[]", '["abc"]', '["","",""]']),
     "unknown dialect": ({"json": {"$schema": "https://example.org/x", "const": 1}}, ["1"], ["2"]),
-    "recursive reference": (
-        {"json": {"properties": {"a": {"$ref": "#"}}, "additionalProperties": False, "type": "object"}},
-        ['{"a":{"a":{}}}'],
-        ['{"a":1}'],
-    ),
-    "json in lark": (
-        {"grammar": f'start: "<" body ">"\nbody: {json_rule(PERSON)}'},
-        ['<{"name":"A","age":1}>'],
-        ["<{}>"],
-    ),
-}
+    "recursive reference": ({"json": {"properties": {"a": {"$ref": "#"}}, "additionalProperties": False,
+        "type": "object"}}, ['{"a":{"a":{}}}'], ['{"a":1}']),
+    "json in lark": ({"grammar": f'start: "<" body ">"\nbody: {json_rule(PERSON)}'}, ['<{"name":"A","age":1}>'],
+        ["<{}>"]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SPELLED)
@@ -422,107 +404,91 @@ def start(compiler: GrammarCompiler, name: str) -> asyncio.Future[CompiledGramma
     return asyncio.ensure_future(compiler.compile_in_background(named(name), name.split("_")[1]))
 
 
-def test_simple_grammars_do_not_wait_for_slow_ones(tokenizer: Tokenizer, held: HeldChecks) -> None:
+async def test_simple_grammars_do_not_wait_for_slow_ones(tokenizer: Tokenizer, held: HeldChecks) -> None:
     """Neither those of another tenant, nor those of the same one, as without keys."""
 
-    async def scenario() -> None:
-        compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
-        slow = [start(compiler, f"slow_a_{index}") for index in range(10)]
-        await until(lambda: len(held.started) == 1)
-        for tenant in "ab":
-            await asyncio.gather(*(start(compiler, f"simple_{tenant}_{index}") for index in range(10)))
-        assert not any(call.done() for call in slow)
-        assert len(held.started) == 21
-        held.release.set()
-        await asyncio.gather(*slow)
-        assert held.max_running["b"] == 1
-        assert len(held.started) == 30
-
-    asyncio.run(scenario())
+    compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
+    slow = [start(compiler, f"slow_a_{index}") for index in range(10)]
+    await until(lambda: len(held.started) == 1)
+    for tenant in "ab":
+        await asyncio.gather(*(start(compiler, f"simple_{tenant}_{index}") for index in range(10)))
+    assert not any(call.done() for call in slow)
+    assert len(held.started) == 21
+    held.release.set()
+    await asyncio.gather(*slow)
+    assert held.max_running["b"] == 1
+    assert len(held.started) == 30
 
 
-def test_slow_grammars_of_tenants_take_turns(tokenizer: Tokenizer, held: HeldChecks) -> None:
-    async def scenario() -> None:
-        compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
-        calls = [start(compiler, f"slow_a_{index}") for index in range(4)]
-        await until(lambda: len(held.started) == 1 and len(compiler._slow_thread._waiting.get("a", ())) == 3)
-        calls.append(start(compiler, "slow_b_0"))
-        await until(lambda: len(compiler._slow_thread._waiting) == 2)
-        held.release.set()
-        await asyncio.gather(*calls)
-        assert "slow_b_0" in held.started[:3]
-        assert held.max_running == Counter("ab")
-
-    asyncio.run(scenario())
+async def test_slow_grammars_of_tenants_take_turns(tokenizer: Tokenizer, held: HeldChecks) -> None:
+    compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
+    calls = [start(compiler, f"slow_a_{index}") for index in range(4)]
+    await until(lambda: len(held.started) == 1 and len(compiler._slow_thread._waiting.get("a", ())) == 3)
+    calls.append(start(compiler, "slow_b_0"))
+    await until(lambda: len(compiler._slow_thread._waiting) == 2)
+    held.release.set()
+    await asyncio.gather(*calls)
+    assert "slow_b_0" in held.started[:3]
+    assert held.max_running == Counter("ab")
 
 
-def test_a_constraint_of_several_tenants_is_compiled_once_in_the_first_of_their_turns(
+async def test_a_constraint_of_several_tenants_is_compiled_once_in_the_first_of_their_turns(
     tokenizer: Tokenizer, held: HeldChecks
 ) -> None:
-    async def scenario() -> None:
-        compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
-        slow = [start(compiler, f"slow_a_{index}") for index in range(3)]
-        await until(lambda: len(held.started) == 1 and len(compiler._slow_thread._waiting.get("a", ())) == 2)
-        shared = [
-            asyncio.ensure_future(compiler.compile_in_background(named("slow_c_0"), tenant))
-            for tenant in ("a", "b", "b")
-        ]
-        await until(lambda: set(compiler._slow_thread._waiting) == {"a", "b"})
-        held.release.set()
-        grammars = await asyncio.gather(*shared)
-        assert grammars[0] is grammars[1] is grammars[2]
-        await asyncio.gather(*slow)
-        assert held.started.count("slow_c_0") == 1
-        assert held.started.index("slow_c_0") <= 2
-        assert not +compiler._num_waiting
-
-    asyncio.run(scenario())
+    compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
+    slow = [start(compiler, f"slow_a_{index}") for index in range(3)]
+    await until(lambda: len(held.started) == 1 and len(compiler._slow_thread._waiting.get("a", ())) == 2)
+    shared = [
+        asyncio.ensure_future(compiler.compile_in_background(named("slow_c_0"), tenant)) for tenant in ("a", "b", "b")
+    ]
+    await until(lambda: set(compiler._slow_thread._waiting) == {"a", "b"})
+    held.release.set()
+    grammars = await asyncio.gather(*shared)
+    assert grammars[0] is grammars[1] is grammars[2]
+    await asyncio.gather(*slow)
+    assert held.started.count("slow_c_0") == 1
+    assert held.started.index("slow_c_0") <= 2
+    assert not +compiler._num_waiting
 
 
-def test_too_many_waiting_grammars_are_an_overload(
+async def test_too_many_waiting_grammars_are_an_overload(
     tokenizer: Tokenizer, held: HeldChecks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammar_compiler, "MAX_WAITING_PER_TENANT", 3)
     monkeypatch.setattr(grammar_compiler, "MAX_WAITING", 5)
 
-    async def scenario() -> None:
-        compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
-        calls = [start(compiler, f"slow_{name}") for name in ("a_0", "a_1", "a_2", "a_0", "b_0", "b_1")]
-        await asyncio.sleep(0)
-        for name, counts in (
-            ("slow_a_3", "3 constraints of this API key, and 5 in all"),
-            ("slow_b_2", "2 constraints"),
-        ):
-            with pytest.raises(OverloadedError, match=rf"{counts}.*limits are 3 and 5") as caught:
-                await start(compiler, name)
-            assert (caught.value.code, caught.value.retry_after) == ("grammar_queue_full", 5.0)
-        await start(compiler, "simple_c_0")  # A tenant that does not wait yet is accepted.
-        calls.pop(1).cancel()
-        await until(lambda: compiler._num_waiting["a"] == 2)
-        calls.append(start(compiler, "slow_a_3"))
-        held.release.set()
-        await asyncio.gather(*calls)
-
-    asyncio.run(scenario())
+    compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
+    calls = [start(compiler, f"slow_{name}") for name in ("a_0", "a_1", "a_2", "a_0", "b_0", "b_1")]
+    await asyncio.sleep(0)
+    for name, counts in (
+        ("slow_a_3", "3 constraints of this API key, and 5 in all"),
+        ("slow_b_2", "2 constraints"),
+    ):
+        with pytest.raises(OverloadedError, match=rf"{counts}.*limits are 3 and 5") as caught:
+            await start(compiler, name)
+        assert (caught.value.code, caught.value.retry_after) == ("grammar_queue_full", 5.0)
+    await start(compiler, "simple_c_0")  # A tenant that does not wait yet is accepted.
+    calls.pop(1).cancel()
+    await until(lambda: compiler._num_waiting["a"] == 2)
+    calls.append(start(compiler, "slow_a_3"))
+    held.release.set()
+    await asyncio.gather(*calls)
 
 
-def test_a_call_that_leaves_gives_up_its_place(tokenizer: Tokenizer, held: HeldChecks) -> None:
-    async def scenario() -> None:
-        compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
-        first = start(compiler, "slow_a_0")
-        await until(lambda: held.started == ["slow_a_0"])
-        leaving, staying = start(compiler, "slow_a_1"), start(compiler, "slow_a_2")
-        await until(lambda: len(compiler._slow_thread._waiting.get("a", ())) == 2)
-        leaving.cancel()
-        await asyncio.wait([leaving])
-        assert named("slow_a_1") not in compiler._compilations
-        assert len(compiler._slow_thread._waiting["a"]) == 1
-        held.release.set()
-        await asyncio.gather(first, staying)
-        assert held.started == ["slow_a_0", "slow_a_2"]
-        await start(compiler, "slow_a_1")  # It can be compiled again.
-
-    asyncio.run(scenario())
+async def test_a_call_that_leaves_gives_up_its_place(tokenizer: Tokenizer, held: HeldChecks) -> None:
+    compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
+    first = start(compiler, "slow_a_0")
+    await until(lambda: held.started == ["slow_a_0"])
+    leaving, staying = start(compiler, "slow_a_1"), start(compiler, "slow_a_2")
+    await until(lambda: len(compiler._slow_thread._waiting.get("a", ())) == 2)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    assert named("slow_a_1") not in compiler._compilations
+    assert len(compiler._slow_thread._waiting["a"]) == 1
+    held.release.set()
+    await asyncio.gather(first, staying)
+    assert held.started == ["slow_a_0", "slow_a_2"]
+    await start(compiler, "slow_a_1")  # It can be compiled again.
 
 
 def test_waiting_too_long_is_an_overload_and_not_an_error_of_the_constraint(
@@ -590,19 +556,16 @@ def test_a_check_that_is_killed_ends_when_no_call_waits_for_it_any_more(
 
 
 @pytest.mark.parametrize("num_turns", range(5))
-def test_a_cancellation_that_arrives_with_the_result_is_not_lost(num_turns: int) -> None:
-    async def scenario() -> None:
-        result: Future[int] = Future()
-        waiting = asyncio.ensure_future(grammar_compiler._wait(result, AMPLE_SECONDS))
+async def test_a_cancellation_that_arrives_with_the_result_is_not_lost(num_turns: int) -> None:
+    result: Future[int] = Future()
+    waiting = asyncio.ensure_future(grammar_compiler._wait(result, AMPLE_SECONDS))
+    await asyncio.sleep(0)
+    result.set_result(1)
+    for _ in range(num_turns):
         await asyncio.sleep(0)
-        result.set_result(1)
-        for _ in range(num_turns):
-            await asyncio.sleep(0)
-        if waiting.cancel():
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-
-    asyncio.run(scenario())
+    if waiting.cancel():
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
 
 
 def test_the_tools_of_a_call_that_has_ended_are_not_compiled(

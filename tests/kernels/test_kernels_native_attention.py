@@ -186,19 +186,23 @@ def test_attention_over_shapes(heads: tuple[int, int], head_dim: int, block_size
     check_step(shape, Tables(2000 // block_size + 8, block_size), WORK, None)
 
 
-@with_all_kv_dtypes
-@loop_over("window", [1, 5, 64, 100, 700, 5000])
-def test_sliding_windows(window: int, kv_dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    check_step(make_shape((4, 2), 32, kv_dtype), Tables(300, 8), WORK, window)
+SCALED_QUERIES = RopeConfig(query_scaling_beta=0.9, original_max_position_embeddings=20)
+VARIANTS: list[tuple[int, int | None, float | None, RopeConfig | None]] = [
+    *((32, window, None, None) for window in (1, 5, 64, 100, 700, 5000)),
+    *((head_dim, None, soft_cap, None) for head_dim in (40, 256) for soft_cap in (0.3, 50.0)),
+    *((64, None, None, RopeConfig(rotary_dim=rotary_dim)) for rotary_dim in (2, 34, 48)),
+    (24, None, None, SCALED_QUERIES),
+]
+"""The size of a head, the window, the soft cap and the rotation."""
 
 
 @with_all_kv_dtypes
-@loop_over("soft_cap", [0.3, 50.0])
-@loop_over("head_dim", [40, 256])
-def test_soft_caps(soft_cap: float, head_dim: int, kv_dtype: torch.dtype) -> None:
+@loop_over(("head_dim", "window", "soft_cap", "rope"), VARIANTS)
+def test_windows_soft_caps_and_rotations(
+    head_dim: int, window: int | None, soft_cap: float | None, rope: RopeConfig | None, kv_dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
-    check_step(make_shape((4, 2), head_dim, kv_dtype, soft_cap), Tables(300, 8), WORK, None)
+    check_step(make_shape((4, 2), head_dim, kv_dtype, soft_cap), Tables(300, 8), WORK, window, rope=rope)
 
 
 @with_all_kv_dtypes
@@ -222,20 +226,6 @@ def test_a_sink_above_all_scores_takes_the_whole_weight(kv_dtype: torch.dtype) -
 def test_a_negative_soft_cap_is_an_error() -> None:
     with pytest.raises(ValueError, match="soft_cap must be 0 or a positive number, got -1"):
         NativeAttention(make_shape((4, 2), 8, torch.float32, -1.0))
-
-
-@with_all_kv_dtypes
-@loop_over("rotary_dim", [2, 34, 48])
-def test_rotation_of_a_part_of_each_head(rotary_dim: int, kv_dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    check_step(make_shape((4, 2), 64, kv_dtype), Tables(300, 8), WORK, None, rope=RopeConfig(rotary_dim=rotary_dim))
-
-
-@with_all_kv_dtypes
-def test_queries_scaled_by_position(kv_dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    rope = RopeConfig(query_scaling_beta=0.9, original_max_position_embeddings=20)
-    check_step(make_shape((4, 2), 24, kv_dtype), Tables(300, 8), WORK, None, rope=rope)
 
 
 @with_all_kv_dtypes

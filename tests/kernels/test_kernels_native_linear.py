@@ -136,9 +136,6 @@ def reference_product(
     return product, 2**-23 * (8 + matrix.in_features / 8) * magnitude
 
 
-# -- values ----------------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(FORMATS), st.sampled_from(KINDS), ROWS, INPUTS, OUTPUTS, st.integers(0, 2**32))
 def test_products_equal_the_reference(
@@ -252,18 +249,9 @@ def test_zeros_give_the_bias(name: str) -> None:
     assert torch.equal(multiply(matrix, torch.zeros(3, in_features), Prologue("none"), bias), bias.expand(3, 5))
 
 
-# -- the same bits in any company ------------------------------------------------------------------------------------
-
-
 @settings(max_examples=40, deadline=None)
 @given(
-    st.sampled_from(FORMATS),
-    st.sampled_from(KINDS),
-    ROWS,
-    INPUTS,
-    OUTPUTS,
-    st.integers(1, 4),
-    st.integers(0, 2**32),
+    st.sampled_from(FORMATS), st.sampled_from(KINDS), ROWS, INPUTS, OUTPUTS, st.integers(1, 4), st.integers(0, 2**32)
 )
 def test_rows_threads_and_order_change_no_bit(
     name: str, kind: NativePrologueKind, num_rows: int, in_features: int, out_features: int, num_threads: int, seed: int
@@ -361,9 +349,6 @@ def test_layers_of_one_call_have_the_bits_of_their_own(isa: str, num_rows: int) 
     assert all((part[:, 40:] == 7).all() for part in out.chunk(5, dim=1))
     with pytest.raises(ValueError, match="same number of entries"):
         NATIVE.multiply_each(layers, [rows_of(x)], [rows_of(part) for part in parts], num_rows)
-
-
-# -- packing ---------------------------------------------------------------------------------------------------------
 
 
 @loop_over(("name", "step"), [("f32", 0.0), ("f16", 2**-11), ("bf16", 2**-8), ("q8_0", 0.6 / 127), ("int8", 0.6 / 127)])
@@ -502,9 +487,6 @@ def relative(ours: torch.Tensor, expected: torch.Tensor) -> float:
     return float((ours - expected).norm() / expected.norm())
 
 
-# -- errors ----------------------------------------------------------------------------------------------------------
-
-
 @loop_over(
     ("call", "message"),
     [
@@ -535,10 +517,7 @@ def relative(ours: torch.Tensor, expected: torch.Tensor) -> float:
             lambda: NATIVE.PackedMatrix("q8_0", 4, 32).pack_blocks(0, np.zeros((1, 33), np.uint8)),
             "row_bytes=34 .* got 33",
         ),
-        (
-            lambda: NATIVE.PackedMatrix("int8", 4, 4).pack_blocks(0, np.zeros((1, 4), np.uint8)),
-            "row_bytes=8 .* got 4",
-        ),
+        (lambda: NATIVE.PackedMatrix("int8", 4, 4).pack_blocks(0, np.zeros((1, 4), np.uint8)), "row_bytes=8 .* got 4"),
         (
             lambda: NATIVE.PackedMatrix("f8_e4m3", 4, 4).pack_floats(0, np.zeros((1, 4), np.float32)),
             "floats cannot be rounded to f8_e4m3",

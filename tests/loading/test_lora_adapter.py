@@ -105,10 +105,7 @@ def test_configurations_that_are_not_supported(fields: Any, message: str, model:
             r"\(F8_E4M3\) is not supported: .* in one of F32, F16, BF16",
         ),
         ({f"{LAYER}.self_attn.q_proj.lora_B.weight": torch.full((64, 4), 3e38)}, "values that are not finite"),
-        (
-            {f"{LAYER}.self_attn.q_proj.lora_magnitude_vector": torch.ones(64)},
-            "magnitude_vector .* is not supported",
-        ),
+        ({f"{LAYER}.self_attn.q_proj.lora_magnitude_vector": torch.ones(64)}, "magnitude_vector .* is not supported"),
         ({f"{LAYER}.self_attn.q_proj.lora_A.weight": torch.ones(4, 32)}, "was trained for another model"),
         (
             {

@@ -19,8 +19,6 @@ from chairlift.models.registry import read_hf_config
 from chairlift.models.torch_operations import torch_operations
 from support.lora_adapters import write_adapter
 
-# -- Muse Glimmer ----------------------------------------------------------------------------------------------------
-
 
 def muse(**changes: Any) -> ModelConfig:
     published = CONFIGS["Muse-Glimmer-30B"]
@@ -68,9 +66,6 @@ def test_an_adapter_of_all_linear_layers(tiny_model_dir: Callable[..., Path], tm
     matrices = read_lora_adapter(str(tmp_path), resolve_model(str(folder)).config(), 8)
     names = (*(f"self_attn.{part}_proj" for part in ("q", "k", "v", "o", "gate")), "mlp.gate_proj", "mlp.up_proj")
     assert set(matrices) == {f"model.layers.{layer}.{name}" for layer in range(5) for name in (*names, "mlp.down_proj")}
-
-
-# -- Laguna ----------------------------------------------------------------------------------------------------------
 
 
 def read(name: str, **changes: Any) -> ModelConfig:
@@ -127,9 +122,6 @@ def test_the_gate_of_a_gguf_file_is_as_wide_as_its_tensor(tiny_model_dir: Callab
     folder = tiny_model_dir("laguna", gating="per-element")
     path = write_gguf(folder, "laguna", tmp_path / "model.gguf")
     assert_logits_of_transformers(load(path), folder)
-
-
-# -- LFM3 ------------------------------------------------------------------------------------------------------------
 
 
 def test_fields_of_lfm3() -> None:

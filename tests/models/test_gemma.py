@@ -25,9 +25,6 @@ def windows_of(config: ModelConfig) -> list[int | None]:
     return [layer.attention.sliding_window for layer in config.layers]
 
 
-# -- GGUF ------------------------------------------------------------------------------------------------------------
-
-
 def test_gguf_defaults(tiny_model_dir: TinyModelDir, tmp_path: Path) -> None:
     """Every second layer of Gemma 2 has no window, every sixth of Gemma 3, whose other layers have a base of 10,000."""
     absent = dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"))
@@ -58,8 +55,6 @@ def test_wrong_patterns_are_errors(pattern: Any, tiny_model_dir: TinyModelDir, t
     with pytest.raises(ModelLoadError, match=r"gemma3\.attention\.sliding_window_pattern must"):
         resolve_model(str(path)).config()
 
-
-# -- config.json -----------------------------------------------------------------------------------------------------
 
 GEMMA3_4B: dict[str, Any] = {
     "architectures": ["Gemma3ForConditionalGeneration"],

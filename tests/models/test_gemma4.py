@@ -82,9 +82,6 @@ def read_e2b(**changes: Any) -> Any:
     return read_hf_config({**E2B, "text_config": {**E2B["text_config"], **changes}}, source="config.json")
 
 
-# -- config.json -----------------------------------------------------------------------------------------------------
-
-
 def test_fields_of_the_published_e2b() -> None:
     config = read_e2b()
     assert (config.architecture, config.num_layers, config.vocab_size) == ("gemma4", 35, 262_144)
@@ -177,9 +174,6 @@ def test_errors_name_the_field(changes: dict[str, Any], message: str) -> None:
         read_e2b(**changes)
 
 
-# -- memory ----------------------------------------------------------------------------------------------------------
-
-
 def test_layers_that_share_k_and_v_keep_none() -> None:
     """12 layers with a window keep 2 x 256 values of a token, and 3 others 2 x 512; all 35 read some."""
     config = read_e2b()
@@ -191,9 +185,6 @@ def test_layers_that_share_k_and_v_keep_none() -> None:
     cost = Roofline(shape, Device("plain", 1.0, 1.0, 1, "made up", flops_efficiency=1, bandwidth_efficiency=1))
     seconds = [cost.seconds(StepShape(0, 0, 0, num_context, 0)) for num_context in (0, 1 << 20)]
     assert (seconds[1] - seconds[0]) / (1 << 20) == pytest.approx(2 * (28 * 2 * 256 + 7 * 2 * 512))
-
-
-# -- files -----------------------------------------------------------------------------------------------------------
 
 
 def with_unneeded(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -446,11 +446,7 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "attention.sliding_window": 20,
         "attention.sliding_window_pattern": [True, True, True, False],
     },
-    "phi3": {
-        "rope.dimension_count": 8,
-        "rope.scaling.original_context_length": 256,
-        "attention.sliding_window": 0,
-    },
+    "phi3": {"rope.dimension_count": 8, "rope.scaling.original_context_length": 256, "attention.sliding_window": 0},
     "mixtral": {"attention.sliding_window": 24, "expert_count": 5, "expert_used_count": 2},
     "qwen2_moe": {
         "block_count": 4,
@@ -698,12 +694,7 @@ GGUF_FIELDS: dict[str, dict[str, Any]] = {
         "expert_feed_forward_length": 40,
         "expert_shared_feed_forward_length": 48,
     },
-    "granite4_h": {
-        **MAMBA_FIELDS,
-        "block_count": 3,
-        "attention.head_count_kv": [0, 2, 0],
-        "ssm.group_count": 2,
-    },
+    "granite4_h": {**MAMBA_FIELDS, "block_count": 3, "attention.head_count_kv": [0, 2, 0], "ssm.group_count": 2},
     "granite4_h_moe": {
         **MAMBA_FIELDS,
         "attention.head_count_kv": [0, 2],

@@ -89,9 +89,6 @@ def read(**changes: Any) -> ModelConfig:
     return read_hf_config({**GPT_OSS_20B, **changes}, source="config.json")
 
 
-# -- declaration -----------------------------------------------------------------------------------------------------
-
-
 def test_gpt_oss_20b() -> None:
     config = read()
     values = sum(layer.num_values_beside_matrices for layer in config.layers) + config.hidden_size
@@ -113,13 +110,10 @@ def test_gpt_oss_20b() -> None:
     assert torch_operations(config) == []
 
 
-def test_layer_types_alternate_where_the_file_does_not_contain_them() -> None:
+def test_types_of_layers_that_the_file_does_not_contain() -> None:
     windows = [layer.attention.sliding_window for layer in read(layer_types=None).layers]
     assert windows == [128, None] * 12
     assert {layer.attention.qkv.has_bias for layer in read(attention_bias=False).layers} == {False}
-
-
-def test_layers_that_all_have_full_attention_need_no_window() -> None:
     config = read(sliding_window=None, layer_types=["full_attention"] * 24)
     assert {layer.attention.sliding_window for layer in config.layers} == {None}
 
@@ -146,9 +140,6 @@ def test_layers_that_all_have_full_attention_need_no_window() -> None:
 def test_errors_name_the_field(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):
         read(**changes)
-
-
-# -- MXFP4 -----------------------------------------------------------------------------------------------------------
 
 
 class Checkpoint(NamedTuple):

@@ -115,10 +115,7 @@ def test_gguf_files_without_rotary_embedding(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"attention.head_count_kv": [0, 2]},
-            "head_count_kv differs between layers",
-        ),
+        ({"attention.head_count_kv": [0, 2]}, "head_count_kv differs between layers"),
         ({"expert_count": 8}, "granite.expert_count is 8, and the granite architecture does not declare"),
         ({"expert_shared_feed_forward_length": 64}, r"is 64, which is not supported: it must be feed_forward_length"),
     ],

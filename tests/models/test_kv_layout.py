@@ -39,12 +39,9 @@ def test_the_numerous_kind_of_layers_is_divided_into_groups_of_the_size_of_the_o
     assert max(map(len, layout.layers)) == 3
 
 
-def test_the_last_group_of_a_kind_may_be_smaller(config: ModelConfig) -> None:
+def test_groups_of_layers_of_few_kinds(config: ModelConfig) -> None:
     layout = KVLayout.by_window(with_windows(config, [*GEMMA3 * 4, 512, 512]), 8192)
     assert [len(layers) for layers in layout.layers] == [4, 4, 4, 4, 4, 4, 2]
-
-
-def test_kinds_of_almost_equal_size_are_one_group_each(config: ModelConfig) -> None:
     layout = KVLayout.by_window(with_windows(config, [*[None] * 12, *[512] * 13]), 8192)
     assert [len(layers) for layers in layout.layers] == [12, 13]
     assert max(map(len, layout.layers)) == 13

@@ -72,11 +72,7 @@ def test_fields_of_the_published_model() -> None:
     assert {layer.attention.sliding_window for layer in config.layers} == {None}
     assert {layer.attention.rope for layer in config.layers} == {
         RopeConfig(
-            theta=1e6,
-            scaling="yarn",
-            factor=16.0,
-            original_max_position_embeddings=16384,
-            query_scaling_beta=0.1,
+            theta=1e6, scaling="yarn", factor=16.0, original_max_position_embeddings=16384, query_scaling_beta=0.1
         )
     }
 

@@ -82,9 +82,6 @@ def routings(config: ModelConfig) -> list[ExpertRouting | None]:
     return [None if router is None else router.routing for router in routers]
 
 
-# -- declarations ----------------------------------------------------------------------------------------------------
-
-
 def test_qwen3_30b_a3b() -> None:
     config = qwen()
     assert routings(config) == [ExpertRouting(8, "chosen")] * 48
@@ -205,9 +202,6 @@ def test_native_kernels_compute_all_layers_of_mixtures() -> None:
     assert torch_operations(qwen(num_hidden_layers=1)) == []
 
 
-# -- files -----------------------------------------------------------------------------------------------------------
-
-
 def load_all(folder: Path) -> None:
     files = resolve_model(str(folder))
     config = files.config()
@@ -272,9 +266,6 @@ def test_a_missing_expert_is_named(tiny_model_dir: TinyModelDir, tmp_path: Path)
     save_file({key: tensor for key, tensor in tensors.items() if key != name}, tmp_path / "model.safetensors")
     with pytest.raises(ModelLoadError, match=f"tensor {name} is missing"):
         load_all(tmp_path)
-
-
-# -- plans -----------------------------------------------------------------------------------------------------------
 
 
 def test_routers_keep_the_format_of_the_file() -> None:

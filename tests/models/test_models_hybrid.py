@@ -138,9 +138,6 @@ def run(model: DecoderModel, tables: Tables, work: list[tuple[int, int, int]], t
         return model.logits(model.forward(ids, step.positions, model.plan(step.metadata, states=states)))
 
 
-# -- a plain twin of whole sequences ---------------------------------------------------------------------------------
-
-
 class Twin:
     def __init__(self, model: DecoderModel, weights: DrawnWeights) -> None:
         self._model, self._weights = model, weights.drawn

@@ -1,4 +1,4 @@
-"""build_model builds every architecture and rejects unsupported models."""
+"""build_model builds every architecture and rejects unsupported models; random weights are reproducible."""
 
 from __future__ import annotations
 
@@ -32,12 +32,7 @@ LLAMA = LlamaSizes(
     max_position_embeddings=64,
 )
 OPT = OPTSizes(
-    vocab_size=32,
-    hidden_size=16,
-    intermediate_size=24,
-    num_layers=2,
-    num_heads=4,
-    max_position_embeddings=64,
+    vocab_size=32, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=4, max_position_embeddings=64
 )
 
 
@@ -112,3 +107,71 @@ def parameters(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{norm.name}.bias", (norm.size,)
     assert config.positions is not None
     yield f"{config.positions.name}.weight", (config.positions.rows, config.positions.size)
+
+
+CONFIG = LlamaSizes(
+    vocab_size=256,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=1,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_position_embeddings=64,
+    qk_norm="heads",
+).declare()
+RANDOM_OPT = OPTSizes(
+    vocab_size=256, hidden_size=64, intermediate_size=96, num_layers=1, num_heads=4, max_position_embeddings=64
+).declare()
+
+
+def source(seed: int = 0, dtype: torch.dtype = torch.float32, config: ModelConfig = CONFIG) -> RandomWeights:
+    return RandomWeights(config, dtype, torch.device("cpu"), seed)
+
+
+def test_values_depend_on_name_and_seed_but_not_on_order() -> None:
+    names = ["a.weight", "b.weight", "c.weight"]
+    forward = {name: weights.tensor(name, (8, 8)) for weights in [source()] for name in names}
+    backward = {name: weights.tensor(name, (8, 8)) for weights in [source()] for name in reversed(names)}
+    assert all(torch.equal(forward[name], backward[name]) for name in names)
+    assert not torch.equal(forward["a.weight"], forward["b.weight"])
+    assert not torch.equal(forward["a.weight"], source(1).tensor("a.weight", (8, 8)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_standard_deviation(dtype: torch.dtype) -> None:
+    weight = source(dtype=dtype).tensor("model.layers.0.mlp.up_proj.weight", (400, 300))
+    assert weight.dtype == dtype
+    assert weight.float().mean().abs() < 2e-4
+    assert abs(weight.float().std() - 0.02) < 2e-4
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.norm.weight",
+        "model.layers.0.input_layernorm.weight",
+        "model.layers.0.self_attn.q_norm.weight",
+        "model.decoder.layers.0.self_attn_layer_norm.weight",
+        "model.decoder.final_layer_norm.weight",
+    ],
+)
+def test_norms_are_one(name: str) -> None:
+    weights = source(config=RANDOM_OPT if "decoder" in name else CONFIG)
+    assert torch.equal(weights.tensor(name, (64,)), torch.ones(64))
+
+
+def test_scales_are_one_and_biases_zero() -> None:
+    config = replace(CONFIG, layers=(replace(CONFIG.layers[0], output_scale="model.layers.0.layer_scalar"),))
+    assert source(config=config).tensor("model.layers.0.layer_scalar", (1,)) == 1
+    assert torch.equal(source().tensor("model.layers.0.self_attn.q_proj.bias", (64,)), torch.zeros(64))
+    assert torch.equal(source().tensor("model.decoder.final_layer_norm.bias", (64,)), torch.zeros(64))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_packed_rows_have_the_type_of_the_file(dtype: str) -> None:
+    weights = RandomWeights(replace(CONFIG, dtype=dtype), torch.float32, torch.device("cpu"))
+    tensor, packed = weights.tensor("a.weight", (8, 6)), weights.packed("a.weight", (8, 6))
+    assert packed.format == {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[dtype]
+    assert torch.equal(torch.from_numpy(packed.to_floats(packed.rows[2:5])), tensor[2:5])
+    assert tensor.dtype == torch.float32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from chairlift import LLM, SamplingParams
+from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.events import RequestFinished
 from chairlift.lab.workload.traces import read_trace
@@ -146,9 +148,11 @@ def test_a_full_disk_ends_the_recording(caplog: pytest.LogCaptureFixture) -> Non
     assert caplog.text.count("recording ends") == 1
 
 
-def test_a_trace_file_that_cannot_be_written_is_a_config_error(tmp_path: Path) -> None:
+def test_trace_files_that_cannot_be_written_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"record_trace=.*session: No such file"):
         TraceRecorder(tmp_path / "nowhere" / "session")
+    with pytest.raises(ConfigError, match="must be different files"):
+        EngineConfig(record_trace=tmp_path / "log", event_log=tmp_path / "log")
 
 
 def test_a_recorded_trace_has_the_slos_of_its_requests_and_whether_they_were_streamed(tmp_path: Path) -> None:
@@ -185,3 +189,26 @@ def test_prompts_with_another_salt_or_adapter_have_no_common_prefix_in_a_trace(t
     common = [[common_blocks(first, second) for second in prompts] for first in prompts]
     assert common == [[2 if first == second else 0 for second in owners] for first in owners]
     assert "alice" not in path.read_text()
+
+
+def test_a_served_session_is_read_back_with_its_lengths_and_common_beginnings(
+    tiny_model_dir: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    llm = LLM(str(tiny_model_dir("llama")), skip_tokenizer_init=True, num_kv_blocks=50, record_trace=path)
+    prompts = [list(range(3, 40)), [*range(3, 36), 99, 98], [7, 8, 9]]
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (3, 4, 5)]
+    llm.generate(prompts, params)
+    llm.close()
+    trace = sorted(read_trace(path), key=lambda request: request.output_len)
+    assert [(len(r.prompt_token_ids), r.output_len) for r in trace] == [(37, 3), (35, 4), (3, 5)]
+    first, second, _ = (list(request.prompt_token_ids) for request in trace)
+    assert first[:32] == second[:32]
+    assert "token_ids" not in path.read_text()
+
+
+def test_a_trace_that_cannot_be_written_is_rejected(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"record_trace=.*No such file or directory; create the folder"):
+        LLM(
+            str(tiny_model_dir("llama")), skip_tokenizer_init=True, num_kv_blocks=50, record_trace=tmp_path / "no" / "t"
+        )

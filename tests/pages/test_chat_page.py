@@ -236,8 +236,6 @@ def test_a_key_is_asked_for(page: Page, guarded: RunningServer) -> None:
     expect(page.locator("#model")).to_have_value("tiny")
 
 
-# -- text of the model ----------------------------------------------------------------------------------------------
-
 HOSTILE = """<script>window.wasExecuted = 1</script>
 
 <img src="x" onerror="window.wasExecuted = 2"> <svg onload="window.wasExecuted = 3"></svg>

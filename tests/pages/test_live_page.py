@@ -245,9 +245,6 @@ def test_the_api_page_works_without_another_host(page: Page, live: RunningServer
     expect(page.locator("html")).not_to_have_class("dark-mode")
 
 
-# -- keys -----------------------------------------------------------------------------------------------------------
-
-
 def enter_key(page: Page, name: str) -> None:
     page.get_by_role("textbox", name="Key").fill(SECRETS.get(name, name))
     page.get_by_role("button", name="Continue").click()
@@ -277,9 +274,6 @@ def test_a_page_asks_for_a_key_and_shows_only_its_requests(page: Page, guarded: 
     assert "of-other" not in page.content() + received
     assert page.evaluate("sessionStorage.length") == 1
     assert page.evaluate("localStorage.length") == 0
-
-
-# -- recorded logs --------------------------------------------------------------------------------------------------
 
 
 def test_a_recorded_log_opens_in_the_page(page: Page, live: RunningServer, tmp_path: Path) -> None:
@@ -381,9 +375,6 @@ def test_hostile_ids_are_shown_as_text(page: Page, live: RunningServer, tmp_path
     expect(page.locator("#selected-id")).to_have_text(HOSTILE)
     assert page.evaluate("window.wasExecuted") is None
     assert page.locator("img").count() == 0
-
-
-# -- the state that is computed in the browser -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

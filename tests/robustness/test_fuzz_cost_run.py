@@ -11,7 +11,7 @@ import pytest
 from benchmarks.server_process import Usage
 from benchmarks.victim import VictimReport
 from tools import fuzz_cost
-from tools.cost_cases import MULTIPLIERS, Case, multiplied_cases
+from tools.cost_cases import Case
 
 from server.api_model import with_api_tokenizer
 from support.byte_tokenizer import VOCAB_SIZE
@@ -33,36 +33,6 @@ def test_each_limit_fails() -> None:
     assert made_up(0.01, restarts=1).fails
     assert made_up(0.01, seconds=(0.1, 0.3, 0.9)).fails
     assert not made_up(0.01, seconds=(0.1, 0.2, 0.4)).fails
-
-
-def test_failures_are_sorted_by_the_delay() -> None:
-    run = fuzz_cost.CostRun([made_up(0.2), made_up(0.01), made_up(0.9), made_up(0.3)])
-    assert [each.delay for each in run.failed] == [0.9, 0.3, 0.2]
-    assert run.figures()["over_0.1_s"] == 3
-    assert run.figures()["over_by_kind"] == {"plain": 3}
-    assert run.figures()["largest_gap_ms"] == 900
-
-
-def test_all_cases_are_chosen_in_an_order_of_the_seed() -> None:
-    arguments = ["--endpoint", "completions", "tokenize"]
-    cases, again = (fuzz_cost.chosen_cases(fuzz_cost.parse(arguments)) for _ in range(2))
-    assert [case.name for case in cases] == [case.name for case in again]
-    other = fuzz_cost.chosen_cases(fuzz_cost.parse([*arguments, "--seed", "1"]))
-    assert [case.name for case in other] != [case.name for case in cases]
-    assert sorted(case.name for case in other) == sorted(case.name for case in cases)
-    assert {case.multiplier for case in cases} == {"", *MULTIPLIERS}
-    assert cases[0].endpoint == "completions"
-    assert not cases[0].multiplier
-    assert cases[-1].endpoint == "tokenize"
-
-
-@pytest.mark.parametrize("name", MULTIPLIERS)
-def test_a_multiplied_body_asks_for_all_answers(name: str) -> None:
-    for case in multiplied_cases(name, 32):
-        body = json.loads(case.body(4096))
-        prompts = body["prompt"] if name == "16 prompts x n" else [""]
-        assert len(prompts) * body["n"] == 32
-        assert body.get("use_beam_search", False) == (name == "beams")
 
 
 def test_cases_are_measured_beside_a_stream(

@@ -34,10 +34,7 @@ def test_private_memory_contains_what_a_process_has_written() -> None:
 
 def test_processes_are_logged_by_role() -> None:
     assert role_of(["python", "-m", "chairlift", "serve"]) == "http"
-    with (
-        subprocess.Popen(SLEEPER, **PIPES) as first,
-        subprocess.Popen(SLEEPER, **PIPES) as second,
-    ):
+    with subprocess.Popen(SLEEPER, **PIPES) as first, subprocess.Popen(SLEEPER, **PIPES) as second:
         for process in (first, second):
             assert process.stdout is not None
             process.stdout.readline()  # Its interpreter has started, and its memory does not change any more.

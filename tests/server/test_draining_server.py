@@ -39,15 +39,12 @@ def num_tokens(line: str) -> int:
 
 @pytest.fixture
 def draining(
-    request: pytest.FixtureRequest, tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, tiny_llm: Callable[..., AsyncLLM], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[RunningServer]:
     """A server whose drain_timeout is the parameter, and which has ample time to send its responses after it."""
     for name in ("STOP_SECONDS", "FORCED_STOP_SECONDS"):
         monkeypatch.setattr(draining_server, name, round(AMPLE_SECONDS))
-    llm = AsyncLLM(
-        model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1, max_num_seqs=2
-    )
-    with run_server(llm, "tiny", limits=ServerLimits(drain_timeout=request.param)) as running:
+    with run_server(tiny_llm(max_num_seqs=2), "tiny", limits=ServerLimits(drain_timeout=request.param)) as running:
         yield running
 
 

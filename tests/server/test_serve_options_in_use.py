@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import socket
 import sys
@@ -21,12 +22,14 @@ from chairlift.engine.process.thread_client import ThreadClient
 from chairlift.errors import ConfigError
 from chairlift.option_sources import read_options
 from chairlift.options import declared_options
-from chairlift.server import serve
-from chairlift.server.access.access_options import AccessOptions
+from chairlift.server import serve, serve_options
+from chairlift.server.access.access_options import AccessOptions, ServerLimits
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.keys import key_record, new_secret, to_toml
+from chairlift.server.http.http_protocol import uvicorn_config
 from chairlift.server.models.model_manager import ModelManager
-from chairlift.server.serve_options import ServeOptions
+from chairlift.server.serve import http_options
+from chairlift.server.serve_options import ObservabilityOptions, ServeOptions
 from support.ray_settings import free_port
 from support.tiny_engine import tiny_options
 
@@ -267,3 +270,22 @@ def test_options_of_text_are_reported_for_a_model_that_generates_none(
         with caplog.at_level(logging.INFO, "chairlift"):
             start(scoring | given, lambda _server: None, monkeypatch)
         assert [line for line in caplog.messages if "no effect" in line] == lines
+
+
+def test_a_missing_package_is_named_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_options, "find_spec", lambda _: None)
+    monkeypatch.setattr("sys.executable", "/my venv/bin/python")
+    expected = (
+        "otlp_traces_endpoint=http://localhost needs opentelemetry, which is not installed: "
+        "run '/my venv/bin/python' -m pip install 'chairlift[otel]'"
+    )
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        ObservabilityOptions(otlp_traces_endpoint="http://localhost")
+
+
+def test_idle_connections_outlive_those_of_load_balancers() -> None:
+    """AWS ALB and nginx use a connection again that was idle for up to 60 s."""
+    options = ServeOptions(limits=ServerLimits(timeout_keep_alive=130), root_path="/below")
+    config = uvicorn_config(None, **http_options(options))
+    assert (config.timeout_keep_alive, config.root_path) == (130, "/below")
+    assert http_options(ServeOptions())["timeout_keep_alive"] == 75

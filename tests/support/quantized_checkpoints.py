@@ -85,9 +85,6 @@ METHODS: dict[str, Method] = {
 Tensors = dict[str, torch.Tensor]
 
 
-# -- numbers and scales ----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Rounded:
     """A matrix [out, in] rounded to integers, whose value is scale * (number - zero point).
@@ -163,9 +160,6 @@ def round_to_small_floats(weight: torch.Tensor, method: Method) -> tuple[Tensors
     return {"weight_packed": pairs[..., 0] | pairs[..., 1] << 4, **tensors}, values
 
 
-# -- layouts ---------------------------------------------------------------------------------------------------------
-
-
 def pack_words(numbers: torch.Tensor, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
     """Pack consecutive columns in int32, the first in the lowest bits, or the columns of each word in another order."""
     per_word = 32 // bits
@@ -233,9 +227,6 @@ def quantize(weight: torch.Tensor, method: Method, module: str) -> tuple[Tensors
         groups = groups[torch.randperm(len(groups), generator=torch.Generator().manual_seed(seed))]
     found = round_to_integers(weight, method, groups)
     return LAYOUTS[method.name](found, method), found.values
-
-
-# -- folders ---------------------------------------------------------------------------------------------------------
 
 
 def quantization_config(method: Method, ignored: list[str]) -> dict[str, Any]:

@@ -79,10 +79,7 @@ def random_recurrence(kind: str, seed: int = 0) -> tuple[Recurrence, int]:
 
 
 def state_step(
-    lengths: Sequence[int],
-    sources: Sequence[int],
-    slots: Sequence[int],
-    snapshots: Sequence[tuple[int, int, int]] = (),
+    lengths: Sequence[int], sources: Sequence[int], slots: Sequence[int], snapshots: Sequence[tuple[int, int, int]] = ()
 ) -> StateStep:
     """A step of sequences with so many tokens."""
     starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)

@@ -11,14 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from chairlift.kernels.activations import GateActivation, find_activation, sigmoid
-from chairlift.kernels.attention import (
-    AttentionBackend,
-    AttentionMetadata,
-    KVCache,
-    ProjectedHeads,
-    QKNorm,
-    RotaryStep,
-)
+from chairlift.kernels.attention import AttentionBackend, AttentionMetadata, KVCache, ProjectedHeads, QKNorm, RotaryStep
 from chairlift.kernels.interface import (
     NORM_KINDS,
     ComposedLinear,

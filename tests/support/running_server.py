@@ -140,6 +140,15 @@ def redirect_access_log(app: FastAPI, path: Path) -> None:
             listener._file = path.open("w")  # type: ignore[assignment]
 
 
+def until_closed(connection: socket.socket) -> bytes:
+    """The bytes that arrive until the server closes the TCP connection."""
+    received = b""
+    with connection, contextlib.suppress(ConnectionResetError):
+        while chunk := connection.recv(65536):
+            received += chunk
+    return received
+
+
 @contextlib.contextmanager
 def run_server(
     llm: AsyncLLM,

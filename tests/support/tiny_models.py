@@ -360,10 +360,7 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**LONG_ROPE, "partial_rotary_factor": 0.5},
         },
     ),
-    "olmo3": (
-        "Olmo3",
-        {**TINY_GATED, "num_hidden_layers": 4, "sliding_window": 20, "rope_parameters": OLMO3_ROPES},
-    ),
+    "olmo3": ("Olmo3", {**TINY_GATED, "num_hidden_layers": 4, "sliding_window": 20, "rope_parameters": OLMO3_ROPES}),
     "ernie4_5": ("Ernie4_5", {**TINY_GATED, "head_dim": 24, "use_bias": True}),
     "ernie4_5_moe": (
         "Ernie4_5_Moe",
@@ -659,13 +656,7 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "youtu": ("Youtu", {**TINY_DENSE_LATENT, "pad_token_id": None}),
     "minicpm3": (
         "MiniCPM3",
-        {
-            **TINY_DENSE_LATENT,
-            "scale_emb": 3.0,
-            "scale_depth": 0.7,
-            "dim_model_base": 24,
-            "rope_parameters": LONG_ROPE,
-        },
+        {**TINY_DENSE_LATENT, "scale_emb": 3.0, "scale_depth": 0.7, "dim_model_base": 24, "rope_parameters": LONG_ROPE},
     ),
     "muse_glimmer": (
         "MuseGlimmer",

@@ -130,10 +130,7 @@ def test_bits_of_a_row_do_not_depend_on_its_batch() -> None:
         assert_rows_alone(lambda x: sum_kernels("rms_norm", "rms_norm", 0.5, 2.0, 2880)[0](x, 3 * x), x)
 
 
-def test_no_rows_have_no_result() -> None:
+def test_no_rows_have_no_result_and_unknown_activations_are_rejected() -> None:
     assert rows.make_prologue(norm("rms_norm", 24))(normal(0, 24)).shape == (0, 24)
-
-
-def test_an_unknown_activation_is_rejected() -> None:
     with pytest.raises(KeyError):
         rows.make_prologue(Prologue("sine_and_mul"))

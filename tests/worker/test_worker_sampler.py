@@ -1,3 +1,5 @@
+"""The sampler and its random streams."""
+
 from __future__ import annotations
 
 import random
@@ -9,11 +11,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from worker_fakes import SamplerBench, new_request, reference_logits, reference_sample, reference_weights
+from worker_fakes import (
+    SamplerBench,
+    new_request,
+    reference_logits,
+    reference_sample,
+    reference_uniform,
+    reference_weights,
+)
 
 from chairlift.kernels.sampling import SamplingKernels
 from chairlift.outputs import NewRequest
 from chairlift.sampling_params import SamplingParams
+from chairlift.worker.random_stream import stream_key, uniform
 
 NUM_DRAWS = 1500
 LOGITS = torch.tensor([1.0, 0.3, -0.5, 2.0, 1.7, -3.0, 0.9, 0.0, 1.2, -1.0, 0.6, -0.2])
@@ -244,3 +254,37 @@ def test_equally_likely_tokens_share_a_rank(sampling: SamplingKernels) -> None:
     record = sampled.logprob_records()[0]
     assert (record.token.token_id, record.token.rank) == (3, 3)
     assert [entry.rank for entry in record.top] == [1, 1, 3, 3]
+
+
+def _stream(seed: int, positions: np.ndarray) -> np.ndarray:
+    return uniform(np.full(len(positions), stream_key(seed)), positions)
+
+
+@given(st.integers(-(1 << 63), (1 << 64) - 1), st.integers(0, 1 << 40))
+def test_uniform_equals_a_computation_with_python_integers(seed: int, position: int) -> None:
+    drawn = _stream(seed, np.array([position]))
+    assert drawn.tolist() == [reference_uniform(seed, position)]
+    assert 0 <= drawn[0] < 1
+
+
+@pytest.mark.parametrize("seed", [0, 1, 12345, -1])
+def test_draws_along_a_sequence_are_uniform(seed: int) -> None:
+    draws = _stream(seed, np.arange(20000))
+    assert stats.kstest(draws, "uniform").pvalue > 1e-3
+    assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 0.03
+
+
+def test_draws_across_seeds_are_uniform() -> None:
+    keys = np.array([stream_key(seed) for seed in range(20000)])
+    draws = uniform(keys, np.full(len(keys), 17))
+    assert stats.kstest(draws, "uniform").pvalue > 1e-3
+    assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 0.03
+
+
+def test_streams_of_consecutive_seeds_differ_and_draws_are_below_their_total() -> None:
+    golden = 0x9E3779B97F4A7C15
+    first, second = _stream(5, np.arange(1000)), _stream(5 + golden, np.arange(1000))
+    assert not np.intersect1d(first, second).size
+    largest = 1 - 2.0**-52
+    for total in (1.0, 1.5, 3.0, np.nextafter(2.0, 1.0), 1e-30, 151936.0):
+        assert total * largest < total

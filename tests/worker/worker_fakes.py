@@ -51,11 +51,7 @@ class SamplerBench:
     """Request rows with a sampler."""
 
     def __init__(
-        self,
-        requests: Sequence[NewRequest],
-        vocab_size: int,
-        sampling: SamplingKernels,
-        spare_rows: int = 0,
+        self, requests: Sequence[NewRequest], vocab_size: int, sampling: SamplingKernels, spare_rows: int = 0
     ) -> None:
         max_model_len = max(len(request.token_ids) for request in requests) + 1
         self.rows = RequestRows(len(requests) + spare_rows, max_model_len, 16, torch.device("cpu"))

@@ -50,7 +50,7 @@ PI = {
             "apiKey": "none",
             "models": [{"id": "scripted"}],
         }
-    }
+    },
 }
 CONTINUE = f"""\
 name: chairlift
@@ -120,12 +120,10 @@ AGENTS = {
             "sh",
             "-c",
             f"cline auth openai --apikey none --modelid scripted --baseurl {URL}/v1 && cline -P openai '{PROMPT}'",
-        ),
+        )
     ),
     "cn": Agent(
-        ("cn", "--auto", "-p", PROMPT),
-        {"CONTINUE_TELEMETRY_ENABLED": "0"},
-        {".continue/config.yaml": CONTINUE},
+        ("cn", "--auto", "-p", PROMPT), {"CONTINUE_TELEMETRY_ENABLED": "0"}, {".continue/config.yaml": CONTINUE}
     ),
 }
 

@@ -13,7 +13,7 @@ from chairlift.errors import ConfigError, RequestError
 from chairlift.events import EventList, RequestFinished, RequestWaiting, Step
 from chairlift.outputs import EngineCoreOutput, Logprob, TokenLogprobs, join_outputs
 from chairlift.request import FinishReason
-from support.fakes import CheckingExecutor, collect, expected_tokens, make_engine, make_request, run_to_end
+from support.fakes import CheckingExecutor, expected_tokens, make_engine, make_request, run_to_end
 
 
 def static(**options: Any) -> tuple[EngineCore, CheckingExecutor, EventList]:
@@ -156,19 +156,6 @@ def test_global_computes_no_further_columns_for_a_batch_of_aborted_members(steps
     core.abort("gone")
     assert run_to_end(core) == {"next": expected_tokens([2], 9)}
     assert len(executor.outputs) == 1 + steps_ahead + 9
-
-
-def test_outputs_are_returned_when_the_last_unfinished_member_is_aborted() -> None:
-    core, _, _ = static(static_batch_size=2)
-    core.add(make_request("done", [1], 1))
-    core.add(make_request("gone", [2], 9))
-    core.step()
-    core.abort("gone")
-    assert core.has_work
-    answers: dict[str, list[int]] = {}
-    collect(core.step(), answers)
-    assert answers == {"done": expected_tokens([1], 1)}
-    assert not core.has_work
 
 
 def test_a_batch_that_an_abort_completed_is_returned_once() -> None:

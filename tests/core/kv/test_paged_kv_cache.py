@@ -91,12 +91,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def snapshot(self) -> tuple[object, ...]:
         pool = self.manager.pool
-        return (
-            tuple(pool._references),
-            tuple(pool._hashes),
-            pool.num_free,
-            pool.num_evictable,
-        )
+        return (tuple(pool._references), tuple(pool._hashes), pool.num_free, pool.num_evictable)
 
     @rule(target=running, length=st.integers(1, 20), flavour=st.integers(0, 1))
     def admit(self, length: int, flavour: int) -> Request | None:

@@ -73,15 +73,14 @@ def test_siblings_share_under_a_salt_without_a_prefix_cache() -> None:
     run_to_end(core)
 
 
-def test_every_salt_has_a_root_hash_of_its_own() -> None:
+def test_hashes_depend_on_salt_adapter_and_all_tokens_before() -> None:
     values = [root_hash(salt) for salt in SALTS]
     assert len(set(values)) == len(SALTS)
     assert values[0] == b""
-
-
-def test_every_adapter_has_a_root_hash_of_its_own_under_every_salt() -> None:
     values = [root_hash(salt, lora_id) for salt in SALTS for lora_id in (0, 1, 2, 256)]
     assert len(set(values)) == len(values)
+    assert block_hash(block_hash(b"", [1, 2]), [3, 4]) != block_hash(block_hash(b"", [1, 9]), [3, 4])
+    assert block_hash(b"", [1, 23]) != block_hash(b"", [12, 3])
 
 
 def test_requests_with_different_adapters_share_no_blocks() -> None:
@@ -94,8 +93,3 @@ def test_requests_with_different_adapters_share_no_blocks() -> None:
             for output in core.step():
                 cached[name] = cached.get(name, 0) + output.num_cached_tokens
     assert cached == {"a1": 0, "a2": 16, "b1": 0, "none1": 0, "none2": 16, "a3": 16}
-
-
-def test_the_hash_of_a_block_depends_on_everything_before_it() -> None:
-    assert block_hash(block_hash(b"", [1, 2]), [3, 4]) != block_hash(block_hash(b"", [1, 9]), [3, 4])
-    assert block_hash(b"", [1, 23]) != block_hash(b"", [12, 3])

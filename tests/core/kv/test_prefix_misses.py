@@ -189,13 +189,7 @@ OTHERS = [
 def request_of(name: str, prompt: Prompt) -> Request:
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, prompt_logprobs=prompt.logprobs)
     return Request(
-        name,
-        prompt.token_ids,
-        params,
-        MAX_TOKENS,
-        tenant=prompt.tenant,
-        cache_salt=prompt.salt,
-        lora_id=prompt.lora_id,
+        name, prompt.token_ids, params, MAX_TOKENS, tenant=prompt.tenant, cache_salt=prompt.salt, lora_id=prompt.lora_id
     )
 
 

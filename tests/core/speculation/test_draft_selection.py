@@ -162,12 +162,7 @@ def _memory(manager: PagedKVCacheManager, running: Sequence[Request]) -> tuple[o
 )
 @settings(max_examples=60, deadline=None)
 def test_any_proposal_leaves_the_state_of_plain_decoding(
-    seed: int,
-    acceptance: float,
-    prompts: list[list[int]],
-    block_size: int,
-    windows: tuple[int | None, ...],
-    kv: str,
+    seed: int, acceptance: float, prompts: list[list[int]], block_size: int, windows: tuple[int | None, ...], kv: str
 ) -> None:
     """Requests run one after the other; after each step the pool, its index and the accounting are those of plain
     decoding with as many tokens."""

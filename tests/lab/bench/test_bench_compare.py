@@ -12,19 +12,13 @@ from typing import Any
 
 import pytest
 
-from chairlift.config import KV_POLICIES, EngineConfig
+from chairlift.config import EngineConfig
 from chairlift.engine.startup.factory import Engine
 from chairlift.errors import ConfigError
 from chairlift.events import SLOT_KINDS, RequestArrived, read_events
 from chairlift.lab.bench import driver
 from chairlift.lab.bench.benchmark_result import BenchmarkResult, MeasuredRange
-from chairlift.lab.bench.compare import (
-    RATIOS,
-    CompareOptions,
-    TokenCheck,
-    TokenDifference,
-    run_compare,
-)
+from chairlift.lab.bench.compare import RATIOS, CompareOptions, TokenCheck, TokenDifference, run_compare
 from chairlift.lab.bench.policies import ComparedPolicy, parse_policies, parse_policy
 from chairlift.lab.report.recorded_run import recorded_run
 from chairlift.lab.workload.request import WorkloadRequest
@@ -103,9 +97,6 @@ def result(tiny_config: Path, served: list[list[WorkloadRequest]], num_allocatio
         yield run_compare(engine(tiny_config), options(repeats=2, static_batch_size=2, max_tokens=40))
 
 
-# -- policies ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "batching", "kv", "run_to"),
     [
@@ -139,10 +130,6 @@ def test_orders_of_the_queue_are_parsed(text: str, batching: str, kv: str, order
     config = policy.config(EngineConfig(length_predictor="none"), None, None) if predictor else None
     assert (policy.scheduling_policy, policy.length_predictor) == (order, predictor)
     assert config is None or (config.scheduling_policy, config.length_predictor) == (order, predictor)
-
-
-def test_every_kv_policy_has_a_short_name() -> None:
-    assert [policy.kv for policy in parse_policies(",".join(KV_POLICIES))] == list(KV_POLICIES)
 
 
 @pytest.mark.parametrize(
@@ -185,9 +172,6 @@ def test_reservations_of_the_whole_pool_are_reported(tiny_config: Path, caplog: 
     assert "max_model_len=64" in warned[0]
     assert "a pool of 64 slots" in warned[0]
     assert "--max-tokens" in warned[0]
-
-
-# -- the run -----------------------------------------------------------------------------------------------------
 
 
 def test_the_order_of_policies_rotates(result: Compared) -> None:
@@ -309,9 +293,6 @@ def test_max_model_len_is_the_smallest_of_the_policies(tiny_config: Path) -> Non
     assert {started.max_model_len for started in result[0].engines.values()} == {128}
 
 
-# -- checks ------------------------------------------------------------------------------------------------------
-
-
 def test_the_token_check_finds_the_first_difference() -> None:
     check = TokenCheck("bfloat16")
     check.add_round(1, {"a": {"x": [1, 2]}, "b": {"x": [1, 2]}, "c": {"x": [1, 2]}})
@@ -321,9 +302,6 @@ def test_the_token_check_finds_the_first_difference() -> None:
     check.add_round(3, {"a": {"x": [1]}, "b": {"x": [2]}, "c": {"x": [2]}})
     assert (check.num_requests, check.num_same, check.is_same) == (4, 2, False)
     assert check.first_difference == TokenDifference(round=2, request_id="y", policy="c", position=1)
-
-
-# -- errors and the command --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

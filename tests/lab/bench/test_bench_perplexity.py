@@ -164,13 +164,10 @@ def test_the_default_kernels_are_near_float32(letters_model: Callable[..., Path]
     assert values(result)["greedy_agreement"] > 0.9
 
 
-def test_a_reference_with_another_vocabulary_is_rejected(letters_model: Callable[..., Path], text: Path) -> None:
+def test_references_and_windows_that_do_not_fit_are_rejected(letters_model: Callable[..., Path], text: Path) -> None:
     other = letters_model(vocab_size=300)
     with pytest.raises(ConfigError, match="its vocabulary has 300 tokens and the model's 256"):
         run_perplexity(config(letters_model()), PerplexityOptions(text=text, against=str(other)))
-
-
-def test_a_window_that_does_not_fit_is_rejected(letters_model: Callable[..., Path], text: Path) -> None:
     with pytest.raises(ConfigError, match=r"a window of 216 tokens does not fit: .*64"):
         run_perplexity(config(letters_model(), max_model_len=64), PerplexityOptions(text=text, window=256))
 

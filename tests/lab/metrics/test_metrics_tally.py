@@ -69,12 +69,9 @@ def test_an_aborted_member_of_a_static_batch_has_no_tokens() -> None:
     assert summarize(started).output_tokens == 4
 
 
-def test_memory_is_a_mean_over_time() -> None:
+def test_memory_is_a_mean_over_time_and_recomputed_tokens_are_a_sum() -> None:
     assert summarize(BATCH).memory == dict(zip(SLOT_KINDS, (0, 0, (40 + 10 + 20) / 80, 0, 10 / 80), strict=True))
     assert summarize([STATIC, step(0, 0.0, 1.0, {"a": (1, 0, 0)})]).memory is None, "the log does not say"
-
-
-def test_recomputed_tokens_are_added_up() -> None:
     steps = [step(i, i, i + 1.0, {"a": (5, 0, 0)}, num_recomputed=i) for i in range(4)]
     assert summarize(steps).recomputed_tokens == 6
 

@@ -95,9 +95,6 @@ def memory_waits(events: EventList) -> list[RequestWaiting]:
     return [wait for wait in waits if wait.reason in ("memory", "preemption")]
 
 
-# -- requests, in the scheduler --------------------------------------------------------------------------------------
-
-
 @given(
     lengths=st.lists(LENGTHS, min_size=1, max_size=5),
     policy=st.sampled_from(RESERVATIONS),
@@ -150,12 +147,7 @@ def test_paging_finishes_the_planned_requests_without_waits_or_preemptions(
     assert len(step_events(events)[0].admitted) == fit.num_fit
 
 
-@given(
-    length=LENGTHS,
-    num_blocks=st.integers(1, 90),
-    block_size=st.integers(1, 6),
-    caching=st.booleans(),
-)
+@given(length=LENGTHS, num_blocks=st.integers(1, 90), block_size=st.integers(1, 6), caching=st.booleans())
 @settings(max_examples=60)
 def test_paging_makes_one_more_than_planned_wait_or_preempt(
     length: RequestLengths, num_blocks: int, block_size: int, caching: bool
@@ -205,9 +197,6 @@ def test_a_static_batch_has_the_planned_requests(
     assert bool(num_added) == bool(fit.num_fit)
     if num_added > static_batch_size:
         assert len(step_events(events)[0].admitted) == fit.num_running
-
-
-# -- requests and blocks, in the real engine -------------------------------------------------------------------------
 
 
 def plan_deployment(
@@ -265,9 +254,6 @@ def test_the_engine_has_the_planned_blocks_and_requests(
         else:
             assert memory_waits(events) or has_preempted
             assert not (has_preempted and kv != "paged")
-
-
-# -- bytes -----------------------------------------------------------------------------------------------------------
 
 
 @loop_over("arch", TINY_MODELS)

@@ -61,18 +61,12 @@ def test_every_request_must_fit() -> None:
         measure_run(system, [WorkloadRequest("long", 0.0, [0] * 2048, 4)], 1.0)
 
 
-# -- DistServe -----------------------------------------------------------------------------------------------------
-
-
 def test_disaggregation_sustains_more_per_instance_than_one_engine() -> None:
     result = run("distserve-figure-1", 0, 80, tolerance=0.2)
     both, prefill, decode, divided = (mean(result, label, "the SLOs") for label in result.rows)
     assert both < divided < prefill < decode
     assert 3 * divided < decode, "the decode instance receives the requests of all three"
     assert list(result.study.settings["published"]) == list(result.rows)
-
-
-# -- vLLM ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_short_trace_hides_an_overload() -> None:
@@ -125,9 +119,6 @@ def test_equal_steps_would_give_the_published_ratio_of_long_prompts() -> None:
     assert batches[0] == batches[1] == pytest.approx(rates[1], rel=0.1), (rates, batches)
 
 
-# -- Anyscale ------------------------------------------------------------------------------------------------------
-
-
 def test_throughput_of_static_and_continuous_batching() -> None:
     """Max has memory for 7 requests, fewer than the static batches of the shorter caps."""
     result = run("anyscale", 0, 24)
@@ -171,8 +162,6 @@ def test_latency_grows_with_the_rate_and_with_reservation() -> None:
     assert p50[f"1/s, {PAGED}"] <= p50[f"1/s, {MAX}"] < p50[f"1/s, {STATIC}"]
     assert result.published(f"1/s, {PAGED}", "e2e_latency_p50") == 3.6
 
-
-# -- Orca ----------------------------------------------------------------------------------------------------------
 
 ORCA, SINGLE, EIGHT = "Orca, 128 at most", "static, 1", "static, 8"
 TOKEN_BY_TOKEN = "static, 8, prompts beyond the shortest token by token"
@@ -227,9 +216,6 @@ def test_orca_serves_more_than_static_batches_at_the_published_latency() -> None
     assert published == pytest.approx(6.81 / 0.185, rel=0.01)
 
 
-# -- Sarathi-Serve -------------------------------------------------------------------------------------------------
-
-
 def test_lengths_have_the_published_quantiles() -> None:
     lens = parse_lengths("quantiles:100,1000,1200").sample(np.random.default_rng(0), 20_000)
     for limit, share in ((100, 0.5), (1000, 0.9)):
@@ -239,15 +225,6 @@ def test_lengths_have_the_published_quantiles() -> None:
     for system in systems("sarathi", 0, 50).values():
         assert all(len(r.prompt_token_ids) + r.output_len <= system.config.scheduler.max_model_len
                    for r in system.requests(0))  # fmt: skip
-
-
-def test_published_limits_are_5_and_25_decode_steps() -> None:
-    """Agrawal et al., section 5.1: they agree within a sixth, without fitting."""
-    context = 32 * 4096
-    for label, system in systems("sarathi", 1, None, ["chunked"]).items():
-        seconds = system.cost_model.seconds(StepShape(32, 32, 32, context, context))
-        limit = system.limits["the limit"]["at_most"]["itl_p99"]
-        assert (5 if "strict" in label else 25) * seconds == pytest.approx(limit, rel=1 / 6), label
 
 
 def test_smaller_chunks_shorten_the_time_between_tokens() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from chairlift.config import KV_ARENAS
 from chairlift.core.kv.block_tables import held_blocks
 from chairlift.core.kv.kv_groups import FULL
 from chairlift.errors import RequestError
-from chairlift.events import EngineStarted, Event
+from chairlift.events import EngineStarted, Event, Step
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
 from support.fakes import PartlyRightProposals, expected_tokens, make_engine, make_request
 
@@ -30,7 +31,7 @@ class Holder:
 
 
 @dataclass(slots=True)
-class RecordedRun:
+class GeneratedRun:
     """The events of a run; for each step, by request, the holders after its schedule; and slots ever written."""
 
     events: list[Event]
@@ -42,7 +43,7 @@ class Recorder:
     """Replaces the `submit` method of the executor, which is called after each schedule."""
 
     def __init__(self, core: Any, manager: Any, executor: Any, events: list[Event], tick: float) -> None:
-        self.run = RecordedRun(events)
+        self.run = GeneratedRun(events)
         self._core, self._manager, self._tick = core, manager, tick
         self._submit = executor.submit
         executor.submit = self.submit
@@ -82,7 +83,7 @@ def engine_started(**changes: Any) -> EngineStarted:
 
 
 @st.composite
-def recorded_runs(draw: st.DrawFn, *, forced: bool = False) -> RecordedRun:
+def recorded_runs(draw: st.DrawFn, *, forced: bool = False) -> GeneratedRun:
     """A run to its end.
 
     Args:
@@ -147,3 +148,15 @@ def _add(draw: st.DrawFn, core: Any, name: str, *, must_be_forced: bool, exactly
         core.add(make_request(name, prompt, max_tokens, stop_token_ids=stops, output_len=output_len))
     except RequestError:
         assert name not in core.scheduler.unfinished
+
+
+def started_of(run: GeneratedRun) -> EngineStarted:
+    first = run.events[0]
+    assert isinstance(first, EngineStarted)
+    return first
+
+
+def steps_of(run: GeneratedRun) -> list[Step]:
+    steps = [event for event in run.events if isinstance(event, Step)]
+    assume(steps)
+    return steps

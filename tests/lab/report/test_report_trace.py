@@ -11,20 +11,20 @@ from benchmarks.drawing import is_timed
 from benchmarks.row_phases import RowKind, row_phases
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from recorded_runs import RecordedRun, engine_started, recorded_runs
+from recorded_runs import GeneratedRun, engine_started, recorded_runs
 
 from chairlift.events import RequestArrived, RequestFinished, Step
 from chairlift.lab.report.recorded_run import trace_events
 from support.fakes import make_engine, make_request
 
 
-def has_steps(run: RecordedRun) -> bool:
+def has_steps(run: GeneratedRun) -> bool:
     return any(isinstance(event, Step) for event in run.events)
 
 
 @settings(max_examples=80, deadline=None)
 @given(recorded_runs())
-def test_residencies_are_those_that_held_memory(run: RecordedRun) -> None:
+def test_residencies_are_those_that_held_memory(run: GeneratedRun) -> None:
     assume(has_steps(run))
     trace = trace_events(run.events)
     held: list[dict[str, Counter[int]]] = [{} for _ in trace.steps]
@@ -41,7 +41,7 @@ def test_residencies_are_those_that_held_memory(run: RecordedRun) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(recorded_runs())
-def test_lanes_are_the_lowest_free_seats(run: RecordedRun) -> None:
+def test_lanes_are_the_lowest_free_seats(run: GeneratedRun) -> None:
     assume(has_steps(run))
     trace = trace_events(run.events)
     lanes = assign_lanes(trace.residencies)
@@ -59,7 +59,7 @@ def test_lanes_are_the_lowest_free_seats(run: RecordedRun) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(recorded_runs())
-def test_lane_cells_have_the_kind_of_each_row(run: RecordedRun) -> None:
+def test_lane_cells_have_the_kind_of_each_row(run: GeneratedRun) -> None:
     assume(has_steps(run))
     trace = trace_events(run.events)
     kinds: dict[tuple[int, str], RowKind] = {}

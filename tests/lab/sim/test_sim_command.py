@@ -259,10 +259,7 @@ def test_values_are_written_as_csv_and_as_a_picture(tmp_path: Path) -> None:
     [
         (["--policies", "fcfs,srpt:oracle", "--batching", "static"], "policies cannot be combined with batching"),
         (["--kv", "paged,exact", "--event-log", "log.jsonl"], "event_log=log.jsonl has one run, got 2 policies"),
-        (
-            ["--policies", "static/max,paged", "--kv", "exact"],
-            "kv=exact replaces the KV policy in static/max, paged: ",
-        ),
+        (["--policies", "static/max,paged", "--kv", "exact"], "kv=exact replaces the KV policy in static/max, paged: "),
         (
             ["--policies", "fcfs,srpt:oracle", "--scheduling-policy", "mlfq"],
             "scheduling_policy=mlfq has no effect on fcfs, srpt",

@@ -1,24 +1,31 @@
-"""Simulated runs of small workloads."""
+"""Simulated runs of small workloads, the time of block copies, and disaggregated prefill and decode."""
 
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from sim_workloads import ConstantCost, configs, request, simulated, small_config, workloads
 
+from chairlift.clock import VirtualClock
 from chairlift.config import SchedulerConfig
 from chairlift.core.factory import KVPool
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, EventList, RequestArrived, RequestFinished, RequestRejected, Step
+from chairlift.lab.metrics.requests import RequestMetrics
 from chairlift.lab.metrics.run import RunTally, summarize
+from chairlift.lab.sim.cost_model import StepShape
+from chairlift.lab.sim.devices import DEVICES
+from chairlift.lab.sim.disaggregation import Instances
+from chairlift.lab.sim.executor import SimExecutor
 from chairlift.lab.sim.model_shape import model_shape
+from chairlift.lab.sim.roofline import block_copy_seconds
 from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.request_feed import RequestFeed
+from chairlift.outputs import SchedulerOutput
 
 
 @settings(max_examples=100, deadline=None)
@@ -86,8 +93,10 @@ def test_request_that_can_never_fit_is_rejected_and_blocks_no_other() -> None:
     assert {event.request_id for event in simulated(events, RequestFinished)} == {"next", "small"}
 
 
-def test_empty_workload() -> None:
+def test_empty_workloads_and_pools_that_are_too_small() -> None:
     assert simulate([], small_config(), ConstantCost()).num_steps == 0
+    with pytest.raises(ConfigError, match="reserves max_model_len=64"):
+        simulate([], SimConfig(SchedulerConfig(64), KVPool(3, 16, 64, "max")), ConstantCost())
 
 
 def test_first_event_describes_the_engine() -> None:
@@ -121,14 +130,72 @@ def test_invalid_configurations_are_rejected(pool: KVPool, message: str) -> None
         SimConfig(SchedulerConfig(64), pool, enable_prefix_caching=True)
 
 
-def test_too_small_a_pool_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="reserves max_model_len=64"):
-        simulate([], SimConfig(SchedulerConfig(64), KVPool(3, 16, 64, "max")), ConstantCost())
+def test_a_block_takes_its_bytes_over_the_bandwidth_and_a_latency_for_each_copy() -> None:
+    seconds = block_copy_seconds(16, model_shape("opt-13b"), DEVICES["A100-40GB"])
+    assert seconds == pytest.approx(16 * 819_200 / (32e9 * 0.8) + 80 * 5e-6)
 
 
-def test_simulation_loads_no_torch() -> None:
-    names = ("sim.simulator", "sim.roofline", "sim.fitted_cost_model", "presets")
-    modules = ", ".join(f"chairlift.lab.{name}" for name in names)
-    code = f"import sys, {modules}; print('torch' in sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "False"
+def test_a_step_that_swaps_takes_longer() -> None:
+    clock = VirtualClock()
+    executor = SimExecutor(ConstantCost(), clock, block_copy_seconds=0.25)
+    executor.result(executor.submit(SchedulerOutput(0, {})))
+    alone = clock.now()
+    executor.result(executor.submit(SchedulerOutput(1, {}, swapped_out={0: 3, 1: 4}, swapped_in={5: 0})))
+    assert clock.now() - 2 * alone == pytest.approx(0.75)
+
+
+CONFIG = SimConfig(SchedulerConfig(64, 4, 64), KVPool(64, 4, 64), enable_prefix_caching=False)
+
+
+class TokenCost:
+    """A step takes a second for each token."""
+
+    def seconds(self, shape: StepShape) -> float:
+        return float(shape.num_tokens)
+
+
+def requests(*arrivals: float, output_len: int = 3) -> list[WorkloadRequest]:
+    return [WorkloadRequest(f"r{i}", time, [i] * 8, output_len) for i, time in enumerate(arrivals)]
+
+
+def token_times(found: list[RequestMetrics]) -> dict[str, list[float]]:
+    return {metrics.request_id: metrics.token_times for metrics in found}
+
+
+def test_a_token_is_computed_once_and_its_k_and_v_are_transferred() -> None:
+    """A prompt of 8 tokens takes 8 s, its transfer 4 s, and each further token 1 s."""
+    found = Instances(1, 1, 0.5).simulate(requests(0.0), CONFIG, TokenCost())
+    assert token_times(found) == {"r0": [8.0, 13.0, 14.0]}
+    assert (found[0].ttft, found[0].tpot) == (8.0, 3.0)
+
+
+def test_requests_take_the_instances_in_turn() -> None:
+    """Two prefill instances compute two prompts at the same time, and one computes them together."""
+    load = requests(0.0, 0.0)
+    assert token_times(Instances(2, 1, 0.0).simulate(load, CONFIG, TokenCost())) == {
+        "r0": [8.0, 10.0, 12.0],
+        "r1": [8.0, 10.0, 12.0],
+    }
+    assert {metrics.ttft for metrics in Instances(1, 1, 0.0).simulate(load, CONFIG, TokenCost())} == {16.0}
+
+
+def test_a_stage_alone() -> None:
+    prefill = Instances(1, 0, 0.5).simulate(requests(2.0), CONFIG, TokenCost())
+    assert token_times(prefill) == {"r0": [10.0]}
+    assert (prefill[0].ttft, prefill[0].tpot) == (8.0, None)
+    decode = Instances(0, 1, 0.5).simulate(requests(2.0), CONFIG, TokenCost())
+    assert token_times(decode) == {"r0": [2.0, 3.0, 4.0]}
+
+
+def test_decodes_do_not_wait_for_prompts() -> None:
+    """In one engine, the prompt of the second request delays the tokens of the first."""
+    load = requests(0.0, 9.0, output_len=12)
+    (first, _) = Instances(1, 1, 0.0).simulate(load, CONFIG, TokenCost())
+    assert first.tpot is not None
+    assert first.tpot < 2.0
+    assert max(first.itls) == 2.0
+
+
+def test_requests_that_do_not_fit_are_an_error() -> None:
+    with pytest.raises(AssertionError, match="max_model_len"):
+        Instances(1, 0, 0.0).simulate([replace(requests(0.0)[0], prompt_token_ids=[0] * 80)], CONFIG, ConstantCost())

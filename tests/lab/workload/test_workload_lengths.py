@@ -1,8 +1,9 @@
-"""Length distributions: bounds, moments, and their text."""
+"""Length distributions: bounds, moments, their text, published histograms and the Anyscale workload."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.lengths import parse_lengths
+from chairlift.lab.workload.anyscale import anyscale_workload
+from chairlift.lab.workload.lengths import LengthDistribution, histogram_draw, paired_lengths, parse_lengths
 
 MANY = 20_000
 
@@ -115,3 +117,155 @@ def test_unreachable_range_is_an_error() -> None:
 def test_invalid_text_is_rejected_with_the_syntax(text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         parse_lengths(text)
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize(
+    ("name", "printed_mean"),
+    [("sharegpt-input", 161.31), ("sharegpt-output", 337.99), ("alpaca-input", 19.31), ("alpaca-output", 58.45)],
+)
+def test_means_of_the_published_histograms(name: str, printed_mean: float) -> None:
+    """The figures print the means; a bin is 4 to 16 tokens wide."""
+    lengths = parse_lengths(f"hist:{name}").sample(rng(), 50_000)
+    assert np.mean(lengths) == pytest.approx(printed_mean, rel=0.02)
+
+
+def test_share_of_a_bin_is_its_count() -> None:
+    counts = [3, 0, 5, 2]
+    lengths = histogram_draw(10, 50, counts)(rng(), 50_000)
+    assert np.histogram(lengths, 4, (10, 50))[0] / 5000 == pytest.approx(counts, rel=0.05)
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any),
+    st.integers(0, 50),
+    st.integers(1, 100),
+    st.integers(0, 99),
+)
+def test_empty_bins_are_never_drawn(counts: list[int], start: int, width: int, seed: int) -> None:
+    histogram = histogram_draw(start, start + width * len(counts), counts)
+    for length in LengthDistribution("", histogram).sample(rng(seed), 20):
+        assert length >= 1
+        low, high = (max(0, min(len(counts) - 1, int((length + d - start) // width))) for d in (-0.5, 0.5))
+        assert any(counts[low : high + 1])
+
+
+def test_text_may_have_a_range() -> None:
+    histogram = parse_lengths("hist:alpaca-output,8..64,reject")
+    assert (histogram.low, histogram.high, histogram.reject) == (8, 64, True)
+    assert str(histogram) == "hist:alpaca-output,8..64,reject"
+    lengths = histogram.sample(rng(), 2000)
+    assert min(lengths) >= 8
+    assert max(lengths) <= 64
+    assert parse_lengths("hist:alpaca-output,8..64").sample(rng(), 2000).count(64) > 200
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("hist:sharegpt", "must be one of alpaca-input, .*, got 'sharegpt'"),
+        ("hist:nowhere.json-input", "must be one of alpaca-input, .*, got 'nowhere.json-input'"),
+        ("hist", "write hist:NAME"),
+        ("hist:sharegpt-input,9", "write hist:NAME"),
+    ],
+)
+def test_unknown_names_are_rejected(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        parse_lengths(text)
+
+
+def test_pairs_fit_and_are_independent() -> None:
+    prompt, output = parse_lengths("hist:sharegpt-input"), parse_lengths("hist:sharegpt-output")
+    pairs = paired_lengths(prompt, output, 2048, rng(), 20_000)
+    assert len(pairs) == 20_000
+    assert max(map(sum, pairs)) <= 2048
+    assert abs(np.corrcoef(np.array(pairs).T)[0, 1]) < 0.05
+    assert pairs == paired_lengths(prompt, output, 2048, rng(), 20_000)
+
+
+@given(st.integers(2, 60), st.integers(0, 40))
+def test_pairs_within_any_limit(limit: int, count: int) -> None:
+    pairs = paired_lengths(parse_lengths("uniform:1..30"), parse_lengths("uniform:1..30"), limit, rng(), count)
+    assert len(pairs) == count
+    assert all(sum(pair) <= limit for pair in pairs)
+
+
+def test_pairs_that_never_fit_are_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"0 of 100000 pairs of fixed:5 prompt and fixed:6 output tokens fit into 10"):
+        paired_lengths(parse_lengths("fixed:5"), parse_lengths("fixed:6"), 10, rng(), 1)
+
+
+PUBLISHED_SUMS = {32: 15_610, 128: 54_331, 512: 122_108, 1536: 129_570}
+
+
+@pytest.mark.parametrize("cap", PUBLISHED_SUMS)
+def test_output_lengths_have_the_known_sums(cap: int) -> None:
+    workload = anyscale_workload(cap)
+    assert len(workload) == 1000
+    assert {len(r.prompt_token_ids) for r in workload} == {512}
+    assert {r.arrival for r in workload} == {0.0}
+    assert sum(r.output_len for r in workload) == PUBLISHED_SUMS[cap]
+    assert max(r.output_len for r in workload) <= cap
+    assert 40_000 < max(max(r.prompt_token_ids) for r in workload) <= 50_000
+    assert min(r.output_len for r in workload) == 1
+
+
+def test_static_batches_need_the_published_iterations() -> None:
+    lens = [r.output_len for r in anyscale_workload(1536)]
+    assert max(lens) == 843
+    batches = [lens[i : i + 4] for i in range(0, len(lens), 4)]
+    assert len(batches) * max(lens) == 210_750
+    assert sum(map(max, batches)) == 66_942
+
+
+def test_latency_workload() -> None:
+    slow, fast = (anyscale_workload(1536, 100, request_rate=rate) for rate in (1.0, 4.0))
+    assert len(slow) == 100
+    lens = [len(r.prompt_token_ids) for r in slow]
+    assert 1 <= min(lens) < 30
+    assert 480 < max(lens) <= 512
+    assert [r.output_len for r in fast] == [r.output_len for r in slow]
+    assert slow[0].arrival == 0
+    assert np.diff([r.arrival for r in slow]).mean() == pytest.approx(1.0, rel=0.25)
+    assert [r.arrival for r in fast] == pytest.approx([r.arrival / 4 for r in slow])
+
+
+@pytest.mark.parametrize("options", [{"cap": 0}, {"cap": 32, "count": 0}, {"cap": 32, "request_rate": 0.0}])
+def test_invalid_numbers_are_rejected(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="cap and count must be at least 1, and request_rate a positive number"):
+        anyscale_workload(**options)
+
+
+def draw_anyscale(text: str, count: int) -> list[int]:
+    return parse_lengths(text).sample(np.random.default_rng(0), count)
+
+
+def test_anyscale_distribution_returns_the_published_lengths() -> None:
+    published = [request.output_len for request in anyscale_workload(1536)]
+    assert draw_anyscale("anyscale:1536", 1000) == published
+    assert draw_anyscale("anyscale:1536/4", 128) == [math.ceil(length / 4) for length in published[:128]]
+    assert str(parse_lengths("anyscale:1536/4")) == "anyscale:1536/4"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("anyscale", "write anyscale:CAP"),
+        ("anyscale:x/2", "write anyscale:CAP"),
+        ("anyscale:32/", "write anyscale:CAP"),
+        ("anyscale:32/0", "DIVISOR must be at least 1, got 0"),
+        ("anyscale:0", "CAP must be at least 1, got 0"),
+        ("anyscale:32,8..16", "write anyscale:CAP"),
+    ],
+)
+def test_invalid_distribution_text_is_rejected(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        parse_lengths(text)
+
+
+def test_more_requests_than_published_are_rejected() -> None:
+    with pytest.raises(ConfigError, match="count must be at most 1000, the published number, got 1001"):
+        draw_anyscale("anyscale:32", 1001)

@@ -1,4 +1,4 @@
-"""Tokenizers in Hugging Face folders that transformers has written."""
+"""Tokenizers in Hugging Face folders, the bytes of their tokens, and the expression for many spellings."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizer_corpus import strings
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from chairlift.errors import ModelLoadError, RequestError
+from chairlift.loading.text.added_token_guard import MAX_DEPTH, spelling_pattern
 from chairlift.loading.text.hf_tokenizer import folder_tokenizer
+from chairlift.loading.text.tokenizer import Tokenizer, make_token_to_bytes
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 
@@ -145,3 +149,67 @@ def test_without_a_default_the_first_template_is_used(tmp_path: Path) -> None:
     assert folder_tokenizer(tmp_path).render_chat([]) == "r"
     edit(tmp_path / "tokenizer_config.json", chat_template=[])
     assert not folder_tokenizer(tmp_path).has_chat_template
+
+
+SENTENCEPIECE = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+
+
+@pytest.mark.parametrize(
+    ("decoder", "token", "expected"),
+    [
+        (decoders.Sequence([decoders.ByteLevel()]), "Ġa", b" a"),
+        (decoders.ByteLevel(), "a b", b"a b"),
+        (decoders.Metaspace(), "▁a", b" a"),
+        (decoders.Metaspace(), "<0x41>", b"<0x41>"),
+        (decoders.Sequence([SENTENCEPIECE]), "▁é", " é".encode()),
+        (SENTENCEPIECE, "<0xe9>", b"\xe9"),
+        (SENTENCEPIECE, "<0xe9>a", b"<0xe9>a"),
+        (decoders.Fuse(), "▁a", "▁a".encode()),
+        (None, "Ġa", "Ġa".encode()),
+    ],
+)
+def test_bytes_depend_on_the_decoder(decoder: Any, token: str, expected: bytes) -> None:
+    backend = Backend(models.BPE(vocab={token: 0}, merges=[]))
+    if decoder is not None:
+        backend.decoder = decoder
+    assert make_token_to_bytes(backend)(token) == expected
+    assert Tokenizer(backend).token_bytes(0) == expected
+    if decoder is not None and expected.isascii() and not expected.startswith(b" "):
+        assert Tokenizer(backend).decode([0]).encode() == expected, "and so does the library"
+
+
+def test_bytes_of_an_added_token_are_its_text() -> None:
+    backend = Backend(models.BPE(vocab={"a": 0}, merges=[]))
+    backend.decoder = decoders.ByteLevel()
+    backend.add_tokens(["é▁", "a"])
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.token_bytes(1) == "é▁".encode()
+    assert tokenizer.max_token_bytes == 5
+
+
+def test_max_token_bytes_of_an_empty_vocabulary_is_one() -> None:
+    assert Tokenizer(Backend(models.BPE())).max_token_bytes == 1
+
+
+spellings = st.sets(st.text("ab<|.", min_size=1, max_size=6), min_size=1, max_size=12)
+
+
+@given(spellings, st.text("ab<|.", max_size=30))
+def test_longest_spelling_is_matched_at_every_position(strings: set[str], text: str) -> None:
+    pattern = spelling_pattern(strings)
+    for start in range(len(text)):
+        longest = max((string for string in strings if text.startswith(string, start)), key=len, default=None)
+        found = pattern.match(text, start)
+        assert (found and found[0]) == longest
+
+
+def test_deeply_nested_strings() -> None:
+    strings = {"a" * length + end for length in range(1, 5 * MAX_DEPTH) for end in ("", "b")}
+    pattern = spelling_pattern(strings)
+    found = pattern.match("a" * 150 + "bc")
+    assert found is not None
+    assert found[0] == "a" * 150 + "b"
+
+
+def test_no_spellings() -> None:
+    assert spelling_pattern([]).search("anything") is None

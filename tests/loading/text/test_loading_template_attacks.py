@@ -173,12 +173,9 @@ def test_constants_are_not_evaluated_to_find_variables() -> None:
     assert render("{% if messages[1] %}{{ 'x' * 10**12 }}{% endif %}") == ""
 
 
-def test_only_json_values_are_given_to_a_template() -> None:
+def test_a_template_gets_copies_of_json_values_only() -> None:
     with pytest.raises(RequestError, match="must contain only JSON values: got an object of type module"):
         render("{{ thing }}", thing=[time])
-
-
-def test_a_template_gets_copies() -> None:
     given = [{"role": "user", "content": "hi"}]
     assert ChatTemplate("{{ messages[0].content }}", {}).render(given) == "hi"
     assert [type(value) for value in given[0].values()] == [str, str]

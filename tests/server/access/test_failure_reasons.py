@@ -5,19 +5,17 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from api_model import with_api_tokenizer
 
 from chairlift import AsyncLLM
 from chairlift.errors import EngineDeadError, EngineUnavailableError, Failure
 from chairlift.server.access.keys import KeyRing, key_record, parse_key
 from chairlift.server.api.routes import ENDPOINTS
-from support.byte_tokenizer import VOCAB_SIZE
 from support.plain_http import NO_TLS
 from support.running_server import RunningServer, run_server
 from support.waiting import AMPLE_SECONDS, wait_for
@@ -48,9 +46,8 @@ READ = (
 
 
 @pytest.fixture
-def server(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> Iterator[RunningServer]:
-    tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1024)
-    llm = AsyncLLM(model=str(with_api_tokenizer(tiny, tmp_path)), num_kv_blocks=600, num_threads=1)
+def server(api_folder: Path) -> Iterator[RunningServer]:
+    llm = AsyncLLM(model=str(api_folder), num_kv_blocks=600, num_threads=1)
     records = [key_record(secret, name=secret, admin=secret == ADMIN) for secret in (ADMIN, PLAIN)]
     with run_server(llm, "tiny", keys=KeyRing(parse_key(record, "test") for record in records)) as running:
         yield running

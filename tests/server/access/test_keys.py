@@ -16,15 +16,7 @@ from chairlift.errors import ConfigError
 from chairlift.server.access.access_options import AccessOptions, is_loopback
 from chairlift.server.access.call import Call
 from chairlift.server.access.call_checks import key_filter
-from chairlift.server.access.keys import (
-    Key,
-    KeyRing,
-    digest,
-    key_record,
-    load_keys,
-    new_secret,
-    to_toml,
-)
+from chairlift.server.access.keys import Key, KeyRing, digest, key_record, load_keys, new_secret, to_toml
 from chairlift.slo import SLO
 
 

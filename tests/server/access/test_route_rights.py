@@ -22,13 +22,12 @@ ADMIN, PLAIN, SPENT = "sk-admin-admin-admin", "sk-plain-plain-plain", "sk-spent-
 
 
 @pytest.fixture(scope="module")
-def server(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
+def server(tiny_llm: Callable[..., AsyncLLM]) -> Iterator[RunningServer]:
     secrets = {"admin": ADMIN, "plain": PLAIN, "spent": SPENT}
     records = {name: key_record(secret, name=name, admin=name == "admin") for name, secret in secrets.items()}
     records["spent"]["requests_per_minute"] = 1
     keys = KeyRing(parse_key(record, name) for name, record in records.items())
-    llm = AsyncLLM(model=str(tiny_model_dir("llama")), num_kv_blocks=20, skip_tokenizer_init=True, num_threads=1)
-    with run_server(llm, "tiny", keys=keys, page_control=True) as running:
+    with run_server(tiny_llm(num_kv_blocks=20), "tiny", keys=keys, page_control=True) as running:
         assert running.post("/v1/completions", completion_body(1), SPENT).status_code == 200
         yield running
 
@@ -53,16 +52,10 @@ def test_every_route_is_declared_once(server: RunningServer) -> None:
     assert {*READS, *ADMINS, *COUNTED} <= {*routes(server)}
 
 
-def test_no_route_but_the_public_ones_answers_without_a_key(server: RunningServer) -> None:
+def test_routes_reject_calls_before_their_bodies_are_read(server: RunningServer) -> None:
     answered = {path for path in routes(server) if "*" not in path and call(server, path, None) != 401}
     assert answered <= PUBLIC
-
-
-def test_routes_of_admins_reject_other_keys_before_they_read_the_body(server: RunningServer) -> None:
     assert {path: call(server, path, PLAIN) for path in ADMINS} == dict.fromkeys(ADMINS, 403)
-
-
-def test_a_key_without_requests_left_is_rejected_before_its_body_is_parsed(server: RunningServer) -> None:
     assert {path: call(server, path, SPENT) for path in COUNTED} == dict.fromkeys(COUNTED, 429)
 
 

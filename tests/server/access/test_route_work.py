@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import httpx
 import pytest
-from api_model import with_api_tokenizer
 from declared_routes import ADMINS, COUNTED, PUBLIC, READS, routes_of
 
 from chairlift import AsyncLLM
@@ -28,7 +27,6 @@ from chairlift.server.models.model_manager import ModelManager
 from chairlift.server.models.model_options import ModelSpec
 from chairlift.server.models.served_model import ModelService, ServedModel
 from chairlift.server.preparation.api_options import ApiOptions
-from support.byte_tokenizer import VOCAB_SIZE
 from support.plain_http import NO_TLS
 from support.pooling_models import write_pooling_model
 from support.running_server import completion_body, open_options, run_app
@@ -148,12 +146,10 @@ def serve_model(name: str, llm: AsyncLLM) -> ServedModel:
 
 
 @pytest.fixture(scope="module")
-def server(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkingServer]:
-    tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1024)
-    folder = str(with_api_tokenizer(tiny, tmp_path_factory.mktemp("generates")))
+def server(api_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkingServer]:
     encoder = str(write_pooling_model(tmp_path_factory.mktemp("encodes"), "bert"))
     options: dict[str, Any] = {"num_threads": 1, "max_num_seqs": 1}
-    models = [AsyncLLM(model=folder, num_kv_blocks=200, **options), AsyncLLM(model=encoder, **options)]
+    models = [AsyncLLM(model=str(api_folder), num_kv_blocks=200, **options), AsyncLLM(model=encoder, **options)]
     work = WorkCounter()
     for llm in models:
         count_steps(llm, work)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -111,9 +110,3 @@ def test_option_errors_are_raised_before_the_model_is_loaded(
     error = invoke(arguments).exception
     assert isinstance(error, ConfigError)
     assert match in str(error)
-
-
-def test_a_key_file_can_be_json_lines(tmp_path: Path) -> None:
-    path = tmp_path / "keys.jsonl"
-    path.write_text(json.dumps({"name": "a", "hash": "0" * 64}) + "\n")
-    assert [*load_keys(path).by_tenant] == ["a"]

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,7 +19,7 @@ from chairlift import AsyncLLM
 from chairlift.server.access.access_options import ServerLimits
 from chairlift.server.access.keys import Key, KeyRing, digest
 from chairlift.server.http import http_protocol
-from support.running_server import RunningServer, completion_body, run_server
+from support.running_server import RunningServer, completion_body, run_server, until_closed
 from support.waiting import AMPLE_SECONDS, wait_for
 
 KEYS = KeyRing(
@@ -32,22 +31,13 @@ KEYS = KeyRing(
         Key("dave", digest("dave-secret"), requests_per_minute=3),
     ]
 )
-QUICK = ServerLimits(
-    max_queued_requests=3,
-    max_body_bytes=50_000,
-)
-
-
-JSON_TYPE = {"Content-Type": "application/json"}
+QUICK = ServerLimits(max_queued_requests=3, max_body_bytes=50_000)
 
 
 @pytest.fixture(scope="module")
-def guarded(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
+def guarded(tiny_llm: Callable[..., AsyncLLM]) -> Iterator[RunningServer]:
     """One seat, keys, and limits that are reached soon."""
-    llm = AsyncLLM(
-        model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1, max_num_seqs=1
-    )
-    with run_server(llm, "tiny", keys=KEYS, limits=QUICK) as running:
+    with run_server(tiny_llm(max_num_seqs=1), "tiny", keys=KEYS, limits=QUICK) as running:
         running.slow_down(0.005)
         yield running
 
@@ -57,9 +47,6 @@ def server(guarded: RunningServer) -> Iterator[RunningServer]:
     yield guarded
     guarded.wait_until_idle()
     wait_for(lambda: guarded.admission.num_calls == guarded.admission.num_queued_requests == 0)
-
-
-# -- keys --------------------------------------------------------------------------------------------------------
 
 
 def test_without_a_key_there_is_a_401_in_the_form_of_the_path(server: RunningServer) -> None:
@@ -77,11 +64,6 @@ def test_without_a_key_there_is_a_401_in_the_form_of_the_path(server: RunningSer
     assert (answer.json()["type"], answer.json()["error"]["type"]) == ("error", "authentication_error")
     with pytest.raises(openai.AuthenticationError, match="not known to this server"):
         server.client("unknown").models.list()
-
-
-def test_health_and_readiness_need_no_key(server: RunningServer) -> None:
-    assert httpx.get(f"{server.url}/health").status_code == 200
-    assert httpx.get(f"{server.url}/ready").status_code == 200
 
 
 def test_admin_keys_give_access_to_the_engine_and_other_keys_do_not(server: RunningServer) -> None:
@@ -158,9 +140,6 @@ def test_the_reason_of_a_miss_tells_nothing_of_the_prompts_of_others(server: Run
     assert miss("alice-secret", [1, *rest]) == never_seen
     assert miss("alice-secret", [2, *rest], cache_salt="y") == never_seen
     assert miss("ops-secret", [3, *rest], cache_salt="y") == never_seen
-
-
-# -- the queue and deadlines -------------------------------------------------------------------------------------
 
 
 def test_a_full_queue_rejects_calls_with_retry_after(server: RunningServer) -> None:
@@ -248,9 +227,6 @@ def test_setting_the_clock_of_the_machine_changes_no_limit_or_deadline(
         assert server.post("/v1/completions", completion_body(2), "bob-secret").status_code == 429
 
 
-# -- bodies ------------------------------------------------------------------------------------------------------
-
-
 def test_bodies_are_bounded_before_they_are_parsed(server: RunningServer) -> None:
     headers = {"Authorization": "Bearer ops-secret", "Content-Type": "application/json"}
 
@@ -269,23 +245,10 @@ def test_bodies_are_bounded_before_they_are_parsed(server: RunningServer) -> Non
             assert status in connection.recv(65536)
 
 
-# -- slow clients ------------------------------------------------------------------------------------------------
-
 HALF = (
     b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ops-secret\r\n"
     b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
 )
-
-
-def until_closed(connection: socket.socket) -> bytes:
-    received = b""
-    try:
-        while chunk := connection.recv(65536):
-            received += chunk
-    except ConnectionResetError:
-        pass
-    connection.close()
-    return received
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHo", HALF, HALF + b'{"prompt": [1'])

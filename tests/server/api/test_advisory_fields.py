@@ -122,13 +122,10 @@ def test_a_json_object_may_have_a_schema(api_server: RunningServer) -> None:
     assert json.loads(answer.json()["choices"][0]["message"]["content"]) == {"a": 7}
 
 
-def test_an_aborted_stream_is_logged_with_status_499(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
+def test_an_aborted_stream_is_logged_with_status_499(tiny_llm: Callable[..., AsyncLLM], tmp_path: Path) -> None:
     log = tmp_path / "access.jsonl"
-    llm = AsyncLLM(
-        model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1, max_num_seqs=1
-    )
     body = {"prompt": [5, 6], "max_tokens": 200, "ignore_eos": True, "stream": True, "return_token_ids": True}
-    with run_server(llm, "tiny", access_log=log) as server:
+    with run_server(tiny_llm(max_num_seqs=1), "tiny", access_log=log) as server:
         server.slow_down(0.02)
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as response:
             lines = response.iter_lines()

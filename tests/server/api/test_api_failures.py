@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,13 @@ import anthropic
 import httpx
 import openai
 import pytest
-from api_model import check_type, raw, with_api_tokenizer
+from api_model import check_type, raw
 from test_api_matrix import EVENTS
 
 from chairlift import AsyncLLM
 from chairlift.engine.grammar_gate import GrammarGate
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.errors import RequestError
-from support.byte_tokenizer import VOCAB_SIZE
 from support.running_server import RunningServer, run_server
 
 REQUEST: dict[str, Any] = {"model": "tiny", "stream": True}
@@ -26,10 +25,9 @@ HELLO: Any = [{"role": "user", "content": "Hello"}]
 
 
 @pytest.fixture
-def dying_server(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> Iterator[RunningServer]:
+def dying_server(api_folder: Path) -> Iterator[RunningServer]:
     """A server whose engine dies in its 20th step."""
-    tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1024)
-    llm = AsyncLLM(model=str(with_api_tokenizer(tiny, tmp_path)), num_kv_blocks=40, num_threads=1)
+    llm = AsyncLLM(model=str(api_folder), num_kv_blocks=40, num_threads=1)
     executor = llm.engine.core._executor  # type: ignore[attr-defined]
     submit, steps = executor.submit, iter(range(20))
 

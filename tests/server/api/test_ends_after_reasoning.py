@@ -20,7 +20,6 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}as
 THOUGHTS = ["Hm, ", "Note: ", "check."]
 REST = ["An ", "answer. ", "Remark", ": no", "te."]
 ANSWER = "".join(REST)
-PAGE = Path(__file__).parents[3] / "docs/guide/model-formats.md"
 
 
 class Format(NamedTuple):
@@ -162,10 +161,3 @@ def test_without_a_parser_of_reasoning_all_text_is_the_answer(tmp_path: Path) ->
         expect(running, {"stop": ["Note:"]}, "", "<think>Hm, ")
         body = {"prompt": "Hi\n", "stop": ["Note:"], "max_tokens": 40, "temperature": 0}
         assert running.post("/v1/completions", body).json()["choices"][0]["text"] == "<think>Hm, "
-
-
-def test_the_documentation_has_these_rules() -> None:
-    rows = dict(re.findall(r"^\| `?([\w ]+)`? \| ([^|]+) \| [^|]+ \| [^|]+ \|$", PAGE.read_text(), re.MULTILINE))
-    rules = {name: rows[name] for name in ("stop strings", "min_tokens", "stop_token_ids", "grammars")}
-    assert {name for name, rule in rules.items() if "anywhere" in rule} == {"stop_token_ids"}
-    assert all("after the reasoning" in rule for name, rule in rules.items() if name != "stop_token_ids")

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from api_model import with_api_tokenizer
 
 from chairlift import AsyncLLM
 from chairlift.grammar import compiler as grammar_compiler
 from chairlift.grammar.checker import GrammarChecker
 from chairlift.grammar.compiler import QUICK_SECONDS
 from chairlift.server.access.keys import Key, KeyRing, digest
-from support.byte_tokenizer import VOCAB_SIZE
 from support.running_server import RunningServer, run_server
 from support.waiting import AMPLE_SECONDS, wait_for
 
@@ -25,10 +23,8 @@ KEYS = KeyRing([Key("slow", digest("slow-secret")), Key("simple", digest("simple
 
 
 @pytest.fixture(scope="module")
-def server(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1024)
-    folder = with_api_tokenizer(tiny, tmp_path_factory.mktemp("grammar_queue"))
-    with run_server(AsyncLLM(model=str(folder), num_kv_blocks=100, num_threads=1), "tiny", keys=KEYS) as running:
+def server(api_folder: Path) -> Iterator[RunningServer]:
+    with run_server(AsyncLLM(model=str(api_folder), num_kv_blocks=100, num_threads=1), "tiny", keys=KEYS) as running:
         yield running
 
 

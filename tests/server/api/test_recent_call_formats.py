@@ -14,7 +14,6 @@ from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.outputs import CompletionOutput
 from chairlift.server.preparation.conversation import ChatPlan, ModelPlanner
 from chairlift.server.protocol.chat import ChatCompletionRequest
-from chairlift.server.tools.answer_formats import TOOL_CALL_FORMATS
 from chairlift.server.tools.answer_parser import DeltaMessage
 from support.call_corpus import ATEM, DSML, HUNYUAN, M3_CALL, RESPONSE, SOLAR, XTML, nested
 from support.call_templates import END, START, UNKNOWN, WRITING
@@ -198,7 +197,3 @@ def test_a_template_without_words_for_tools_gets_them_in_the_prompt(caplog: pyte
     planned = plan(UNNAMED)
     assert meaning(parse(planned, f"<tool_call>{JSON_CALL % 1}</tool_call>", 4)) == ("", "", [("f", {"n": 1})])
     assert "read in that of hermes" in caplog.text
-
-
-def test_every_new_format_is_tried() -> None:
-    assert {WRITING[family][0] for family in WRITTEN} <= TOOL_CALL_FORMATS.keys()

@@ -183,10 +183,3 @@ def test_turns_with_one_request_id_have_different_responses(server: RunningServe
         previous = response["id"]
         lengths.append(response["usage"]["input_tokens"])
     assert lengths == sorted(set(lengths))
-
-
-def test_keys_do_not_share_responses() -> None:
-    store = ResponseStore(1 << 20)
-    store.of("ann").add("r", None, [], answer("r", 3))
-    assert store.of("ann").item("msg_r") is not None
-    assert store.of("ben").item("msg_r") is None

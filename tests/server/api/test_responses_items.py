@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -72,27 +71,6 @@ def result(output: Any, kind: str = "function_call_output") -> Row:
 
 
 THOUGHT = [{"type": "reasoning_text", "text": "hm"}]
-REPLAYED: dict[str, Sequence[Row]] = {
-    "cut arguments": [HI, call('{"value": '), result("bad"), GO],
-    "arguments that are no object": [HI, call("[1]", status="incomplete"), result("bad"), GO],
-    "empty arguments": [HI, call(""), result([]), GO],
-    "reasoning alone": [HI, reasoning(content=THOUGHT), GO],
-    "reasoning alone at the end": [HI, reasoning(content=THOUGHT, status="incomplete")],
-    "two items of reasoning": [HI, reasoning(content=THOUGHT), reasoning(summary=[]), GO],
-    "reasoning without text": [HI, reasoning(), GO],
-    "empty answer": [HI, {"type": "message", "role": "assistant", "content": [], "status": "incomplete"}, GO],
-    "null content": [HI, {"role": "assistant", "content": None}, GO],
-    "empty turn of the user": [{"role": "user", "content": ""}, {"role": "assistant", "content": "yes"}, GO],
-    "parallel calls": [HI, call("{"), {**call("{}"), "call_id": "c2"}, result("a"), result("b"), GO],
-    "custom call": [HI, {"type": "custom_tool_call", "call_id": "c1", "name": "p", "input": '"'}, result("ok"), GO],
-}
-
-
-@pytest.mark.parametrize("items", REPLAYED.values(), ids=REPLAYED)
-@pytest.mark.parametrize("is_streamed", [False, True])
-def test_earlier_answers_are_accepted(api_server: RunningServer, items: Sequence[Row], is_streamed: bool) -> None:
-    answer = api_server.post("/v1/responses", {"input": items, "max_output_tokens": 1, "stream": is_streamed})
-    assert answer.status_code == 200, answer.text
 
 
 def with_tools(*tools: Row) -> Row:

@@ -1,10 +1,11 @@
-"""Every endpoint that generates uses the sampling defaults of the model, and shows them."""
+"""Sampling defaults of the model, and hints of callers, reach the parameters of a request."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,13 @@ from api_model import raw
 from chairlift import LLM, AsyncLLM
 from chairlift.errors import RequestError
 from chairlift.sampling_params import SamplingParams
+from chairlift.server.api.engine_call import GeneratingCall
 from chairlift.server.api.routes import ENDPOINTS
 from chairlift.server.preparation.api_options import ApiOptions
 from chairlift.server.preparation.conversation import ModelPlanner
+from chairlift.server.protocol.chat import ChatCompletionRequest
+from chairlift.server.protocol.compatibility_fields import CompatibilityFields
+from chairlift.server.protocol.messages import MessagesRequest
 from support.running_server import run_server
 from support.tiny_engine import tiny_options
 
@@ -103,3 +108,27 @@ def test_the_server_shows_the_defaults(options: dict[str, Any]) -> None:
         answer = server.post("/v1/responses", {"input": "Hello"}).json()
         assert (answer["temperature"], answer["top_p"]) == (0.7, 0.8)
         assert answer["usage"]["output_tokens"] <= CONFIG["max_new_tokens"]
+
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+
+
+def params_of(body: CompatibilityFields) -> SamplingParams:
+    call = SimpleNamespace(plan=SimpleNamespace(params=SamplingParams()), permit=SimpleNamespace(slo=None), body=body)
+    return GeneratingCall.sampling_params(call)  # type: ignore[arg-type]
+
+
+def test_keys_and_retention_of_openai() -> None:
+    given = {"prompt_cache_key": "session 1", "prompt_cache_retention": "24h"}
+    params = params_of(ChatCompletionRequest.model_validate({**CHAT, **given}))
+    assert (params.prompt_cache_key, params.prompt_cache_retention) == ("session 1", "24h")
+    params = params_of(ChatCompletionRequest.model_validate(CHAT))
+    assert (params.prompt_cache_key, params.prompt_cache_retention) == (None, None)
+
+
+@pytest.mark.parametrize(("ttl", "expected"), [("1h", "1h"), ("5m", None), (None, None)])
+def test_time_to_live_of_anthropic(ttl: str | None, expected: str | None) -> None:
+    mark = {"cache_control": {"type": "ephemeral", "ttl": ttl}}
+    system = {"system": [{"type": "text", "text": "s"}, {"type": "text", "text": "t", **mark}]}
+    for given in (mark, system):
+        assert params_of(MessagesRequest.model_validate({**CHAT, **given})).prompt_cache_retention == expected

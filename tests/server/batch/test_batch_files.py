@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from batch_files import by_id, completion_line, request_line, write_lines
+from batch_files import by_id, completion_line, request_line, results, write_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.errors import ConfigError
+from chairlift import EngineConfig
+from chairlift.core.engine_core import EngineCore
+from chairlift.errors import ConfigError, EngineDeadError
 from chairlift.server.access.access_options import ServerLimits
 from chairlift.server.batch import batch_files as batch_files_module
 from chairlift.server.batch.batch_files import (
@@ -23,6 +26,8 @@ from chairlift.server.batch.batch_files import (
     answer_line,
     parse_request,
 )
+from chairlift.server.batch.batch_runner import run_batch
+from support.tiny_engine import tiny_options
 
 
 def test_a_duplicate_is_reported_with_both_lines(tmp_path: Path) -> None:
@@ -73,7 +78,14 @@ def test_a_line_that_is_too_long_is_an_error(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    "rest", [b'{"id":"batch_req_1","custom', b"\0" * 5000, b'{"id":"batch_req_x","custom_id":"r1"}']
+    "rest",
+    [
+        b"{",
+        b'{"id":"batch_req_\0\0',
+        b'{"id":"batch_req_1","custom',
+        b"\0" * 5000,
+        b'{"id":"batch_req_x","custom_id":"r1"}',
+    ],
 )
 def test_an_incomplete_last_line_is_removed_and_answered_again(tmp_path: Path, rest: bytes) -> None:
     path = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(3)])
@@ -126,27 +138,6 @@ def test_the_output_must_be_a_writable_file_without_another_writer(tmp_path: Pat
         BatchIndex(tmp_path / "absent.jsonl")
 
 
-def test_a_full_disk_leaves_complete_lines(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(9)])
-    out = tmp_path / "out.jsonl"
-    script = f"""
-import resource, signal
-from pathlib import Path
-from chairlift.server.batch.batch_files import BatchIndex, BatchOutput, answer_line
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
-output = BatchOutput(Path({str(out)!r}), BatchIndex(Path({str(path)!r})))
-output.append([answer_line("r0"), answer_line("r1")])
-output.append([answer_line(f"r{{i}}") for i in range(2, 9)])
-"""
-    status = os.spawnlp(os.P_WAIT, sys.executable, sys.executable, "-c", f"{script}\nassert False, 'went on'")
-    assert status == 1
-    index = BatchIndex(path)
-    BatchOutput(out, index).close()
-    assert by_id(out).keys() == {"r0", "r1"}
-    assert index.num_unanswered == 7
-
-
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_every_line_is_answered_once_after_crashes(
@@ -168,3 +159,45 @@ def test_every_line_is_answered_once_after_crashes(
     output.append([answer_line(json.loads(line)["custom_id"]) for _, line in index.unanswered()])
     output.close()
     assert sorted(by_id(out)) == sorted(ids)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> EngineConfig:
+    return EngineConfig(**tiny_options(tmp_path / "model", num_kv_blocks=60, max_num_seqs=2))
+
+
+def test_a_batch_is_resumed_after_the_engine_has_died(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, num_steps = EngineCore.step, 0
+
+    def breaks(core: EngineCore) -> Any:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps > 30:
+            raise RuntimeError("out of order")
+        return step(core)
+
+    source = write_lines(tmp_path / "in.jsonl", [completion_line(i, 8) for i in range(20)])
+    target = tmp_path / "out.jsonl"
+    with monkeypatch.context() as broken:
+        broken.setattr(EngineCore, "step", breaks)
+        with pytest.raises(EngineDeadError, match="out of order"):
+            run_batch(config, source, target)
+    kept = by_id(target)
+    assert 0 < len(kept) < 20
+    assert all(answer["response"]["status_code"] == 200 for answer in kept.values()), (
+        "the failure is not written as a result"
+    )
+    summary = run_batch(config, source, target)
+    assert (summary.previously_done, summary.completed, summary.remaining) == (len(kept), 20 - len(kept), 0)
+    assert by_id(target).items() >= kept.items()
+
+
+def test_calls_may_have_more_prompts_than_the_queue_of_a_server(config: EngineConfig, tmp_path: Path) -> None:
+    prompts = [[5]] * (ServerLimits().max_queued_requests // 2 + 1)
+    lines = [request_line(name, prompt=prompts, max_tokens=1) for name in "ab"]
+    source = write_lines(tmp_path / "in.jsonl", lines)
+    run_batch(replace(config, max_num_seqs=64), source, tmp_path / "out.jsonl")
+    for answer in results(tmp_path / "out.jsonl"):
+        assert len(answer["response"]["body"]["choices"]) == len(prompts), answer

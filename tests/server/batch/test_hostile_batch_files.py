@@ -40,9 +40,6 @@ def memory_of_opening(source: Path, target: Path) -> tuple[int, str]:
     return int(done.stdout) >> 10, done.stderr
 
 
-# -- the input -------------------------------------------------------------------------------------------------------
-
-
 def test_byte_order_marks_and_windows_line_ends_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + f"{completion_line(0)}\r\n{completion_line(1)}\r\n".encode())
@@ -98,9 +95,6 @@ def test_hostile_lines_are_answered_with_errors_beside_others(tmp_path: Path) ->
     assert index.num_unanswered == 0, "all of them have a result"
 
 
-# -- the output ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -118,17 +112,6 @@ def test_other_data_without_a_line_end_is_not_removed(tmp_path: Path, content: b
     with pytest.raises(ConfigError, match="not a result of a batch"):
         BatchOutput(out, BatchIndex(path))
     assert out.read_bytes() == content
-
-
-@pytest.mark.parametrize("torn", [b"{", b'{"id":"batch', b'{"id":"batch_req_1', b'{"id":"batch_req_\0\0'])
-def test_an_incomplete_result_is_removed(tmp_path: Path, torn: bytes) -> None:
-    path = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(2)])
-    out = tmp_path / "out.jsonl"
-    for whole in (b"", answer_line("r1")):
-        out.write_bytes(whole + torn)
-        output = BatchOutput(out, BatchIndex(path))
-        output.close()
-        assert (output.num_removed_bytes, out.read_bytes()) == (len(torn), whole)
 
 
 def test_a_large_file_without_lines_is_rejected_without_reading_it(tmp_path: Path) -> None:

@@ -101,14 +101,6 @@ def test_a_long_model_name_is_shortened_in_the_error(api_server: RunningServer) 
     assert max(map(len, api_server.access_log.read_text().splitlines()[-len(answers) :])) < 1500
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-def test_the_error_of_a_body_that_is_not_utf8_names_the_reason(api_server: RunningServer, path: str) -> None:
-    body = b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}'
-    answer = httpx.post(api_server.url + path, content=body, headers={"Content-Type": "application/json"})
-    assert answer.status_code == 400
-    assert "the request body is not valid JSON: invalid unicode code point at line 1 column" in message(answer)
-
-
 @pytest.mark.parametrize(
     ("fields", "param", "expected"),
     [
@@ -214,9 +206,3 @@ def test_only_errors_of_limits_are_renamed(error: RequestError, expected: str) -
     with pytest.raises(RequestError, match=f"^{expected}") as raised, BodyWithLimit().errors_with_own_names():
         raise error
     assert raised.value.param == ("limit" if error.param == "max_tokens" else error.param)
-
-
-def test_health_and_readiness_support_head_requests(api_server: RunningServer) -> None:
-    for path in ("/health", "/ready"):
-        answer = httpx.head(api_server.url + path)
-        assert (answer.status_code, answer.content) == (200, b"")

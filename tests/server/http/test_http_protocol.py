@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from chairlift import AsyncLLM
 from chairlift.server.access.access_options import ServerLimits
 from chairlift.server.access.keys import Key, KeyRing, digest
 from chairlift.server.http.http_protocol import MAX_HEADER_BYTES, MAX_PIPELINED, HttpProtocol, uvicorn_config
-from support.running_server import RunningServer, completion_body, run_server
+from support.running_server import RunningServer, completion_body, run_server, until_closed
 from support.waiting import AMPLE_SECONDS, wait_for
 
 KEYS = KeyRing([Key("ann", digest("secret"))])
@@ -33,9 +32,8 @@ BIG = b" " * (6 << 20)
 
 
 @pytest.fixture(scope="module")
-def server(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
-    llm = AsyncLLM(model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1)
-    with run_server(llm, "tiny", keys=KEYS, limits=ServerLimits(max_body_bytes=1 << 20)) as running:
+def server(tiny_llm: Callable[..., AsyncLLM]) -> Iterator[RunningServer]:
+    with run_server(tiny_llm(), "tiny", keys=KEYS, limits=ServerLimits(max_body_bytes=1 << 20)) as running:
         yield running
 
 
@@ -49,16 +47,6 @@ def exchange(server: RunningServer, *packets: bytes) -> bytes:
         return until_closed(connection)
 
 
-def until_closed(connection: socket.socket) -> bytes:
-    received = b""
-    try:
-        while chunk := connection.recv(65536):
-            received += chunk
-    except ConnectionResetError:
-        pass
-    return received
-
-
 def statuses(received: bytes) -> list[int]:
     return [int(found) for found in re.findall(rb"HTTP/1\.1 (\d+)", received)]
 
@@ -67,9 +55,6 @@ def request(body: dict[str, Any], *headers: bytes) -> bytes:
     content = json.dumps({**completion_body(3), **body}).encode()
     lines = [b"POST /v1/completions HTTP/1.1", b"Content-Type: application/json", *headers]
     return b"\r\n".join((*lines, AUTHORIZED + b"Content-Length: %d\r\n\r\n%b" % (len(content), content)))
-
-
-# -- early responses -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -107,8 +92,6 @@ def test_the_rest_of_a_rejected_body_uses_no_memory(server: RunningServer) -> No
         assert len(protocol.cycle.body) == 0
     wait_for(lambda: not server.uvicorn.server_state.connections)
 
-
-# -- headers without end -------------------------------------------------------------------------------------------
 
 CHUNKED = request({}).partition(b"Content-Length")[0] + b"Transfer-Encoding: chunked\r\n\r\n"
 
@@ -151,18 +134,12 @@ def test_a_body_is_not_counted_as_headers(server: RunningServer) -> None:
     assert statuses(exchange(server, *packets[:3], b"".join(packets[3:]), LAST_GET)) == [200, 200]
 
 
-# -- many small parts in one packet --------------------------------------------------------------------------------
-
-
 def test_pipelined_requests_and_chunks_of_one_byte_in_one_packet_are_all_answered(server: RunningServer) -> None:
     content = request({}).partition(b"\r\n\r\n")[2] + b" " * 3000
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in content)
     received = exchange(server, GET * 50 + CHUNKED + chunks + b"0\r\n\r\n" + GET * 50 + LAST_GET)
     assert statuses(received) == [200] * 102
     assert received.count(b"completion_tokens") == 1
-
-
-# -- upgrades and invalid requests ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("separator", ["one packet", "two packets"])
@@ -212,9 +189,6 @@ def test_an_invalid_request_behind_a_stream_does_not_write_into_it(server: Runni
         answer += until_closed(connection)
     assert statuses(answer) == [200]
     server.wait_until_idle()
-
-
-# -- clients that do not read --------------------------------------------------------------------------------------
 
 
 class UnreadTransport(asyncio.Transport):

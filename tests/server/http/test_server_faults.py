@@ -14,27 +14,6 @@ from support.running_server import RunningServer, completion_body
 from support.waiting import wait_for
 
 
-def test_disconnecting_during_a_stream_aborts_its_request(tiny_server: RunningServer) -> None:
-    body = completion_body(250, stream=True, logprobs=0)
-    with tiny_server.hold_steps() as gate:
-        gate.allow(2)
-        with httpx.stream("POST", f"{tiny_server.url}/v1/completions", json=body) as response:
-            lines = response.iter_lines()  # Its end would close the connection.
-            assert next(lines).startswith("data: {")
-            assert tiny_server.llm.num_unfinished == 1
-        wait_for(lambda: tiny_server.llm.num_unfinished == 0)
-    tiny_server.wait_until_idle()
-
-
-def test_disconnecting_before_the_response_aborts_the_request(tiny_server: RunningServer) -> None:
-    with tiny_server.hold_steps():
-        connection = tiny_server.send("/v1/completions", completion_body(250))
-        wait_for(lambda: tiny_server.llm.num_unfinished == 1)
-        connection.close()
-        wait_for(lambda: tiny_server.llm.num_unfinished == 0)
-    tiny_server.wait_until_idle()
-
-
 def test_disconnecting_removes_a_waiting_request_from_the_queue(tiny_server: RunningServer) -> None:
     answers: list[httpx.Response] = []
     first = threading.Thread(target=lambda: answers.append(tiny_server.post("/v1/completions", completion_body(40))))
@@ -75,13 +54,6 @@ def test_an_invalid_request_does_not_disturb_a_running_one(tiny_server: RunningS
     ]
     assert len(streamed) == 60
     assert streamed == pytest.approx(alone["token_logprobs"], abs=1e-4)
-
-
-def test_a_client_that_does_not_read_delays_no_other_request(tiny_server: RunningServer) -> None:
-    with httpx.stream("POST", f"{tiny_server.url}/v1/completions", json=completion_body(60, stream=True)) as lazy:
-        answer = tiny_server.post("/v1/completions", completion_body(5))
-        assert answer.json()["usage"]["completion_tokens"] == 5
-        assert sum(line.startswith("data: {") for line in lazy.iter_lines()) >= 1
 
 
 def test_streams_and_calls_end_with_an_error_when_the_engine_dies(tiny_server: RunningServer) -> None:

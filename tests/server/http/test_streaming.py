@@ -25,32 +25,29 @@ async def endless() -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize("blocked_at", ["http.response.start", "http.response.body"])
-def test_the_response_is_closed_when_the_client_disconnects(blocked_at: str) -> None:
+async def test_the_response_is_closed_when_the_client_disconnects(blocked_at: str) -> None:
     closed: list[bool] = []
     sent: list[str] = []
 
-    async def run() -> None:
-        disconnected = asyncio.Event()
+    disconnected = asyncio.Event()
 
-        async def receive() -> dict[str, Any]:
-            await disconnected.wait()
-            return {"type": "http.disconnect"}
+    async def receive() -> dict[str, Any]:
+        await disconnected.wait()
+        return {"type": "http.disconnect"}
 
-        async def send(message: Any) -> None:
-            sent.append(message["type"])
-            if message["type"] == blocked_at:
-                disconnected.set()
-                await asyncio.sleep(60)
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+        if message["type"] == blocked_at:
+            disconnected.set()
+            await asyncio.sleep(60)
 
-        response = EventStream(endless(), on_close=lambda: closed.append(True))
-        await asyncio.wait_for(response({"type": "http"}, receive, send), timeout=AMPLE_SECONDS)
-
-    asyncio.run(run())
+    response = EventStream(endless(), on_close=lambda: closed.append(True))
+    await asyncio.wait_for(response({"type": "http"}, receive, send), timeout=AMPLE_SECONDS)
     assert closed == [True]
     assert sent[-1] == blocked_at
 
 
-def test_the_call_is_closed_before_its_tasks_end() -> None:
+async def test_the_call_is_closed_before_its_tasks_end() -> None:
     """The engine's requests are aborted even if a task takes long to end."""
     ended: list[str] = []
 
@@ -61,21 +58,18 @@ def test_the_call_is_closed_before_its_tasks_end() -> None:
         finally:
             ended.append("task")
 
-    async def run() -> None:
-        disconnected = asyncio.Event()
+    disconnected = asyncio.Event()
 
-        async def receive() -> dict[str, Any]:
-            await disconnected.wait()
-            return {"type": "http.disconnect"}
+    async def receive() -> dict[str, Any]:
+        await disconnected.wait()
+        return {"type": "http.disconnect"}
 
-        async def send(message: Any) -> None:
-            if message["type"] == "http.response.body":
-                disconnected.set()
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            disconnected.set()
 
-        response = EventStream(events(), on_close=lambda: ended.append("call"))
-        await asyncio.wait_for(response({"type": "http"}, receive, send), timeout=AMPLE_SECONDS)
-
-    asyncio.run(run())
+    response = EventStream(events(), on_close=lambda: ended.append("call"))
+    await asyncio.wait_for(response({"type": "http"}, receive, send), timeout=AMPLE_SECONDS)
     assert ended == ["call", "task"]
 
 
@@ -148,28 +142,25 @@ def test_a_stream_of_events_sends_no_ping(monkeypatch: pytest.MonkeyPatch) -> No
     assert sent == [b"data: x\n\n"] * 100 + [b""]
 
 
-def test_a_cancelled_call_ends_with_the_work_of_its_thread() -> None:
+async def test_a_cancelled_call_ends_with_the_work_of_its_thread() -> None:
     started, release = threading.Event(), threading.Event()
 
     def work() -> None:
         started.set()
         release.wait(AMPLE_SECONDS)
 
-    async def run() -> None:
-        threads = ThreadPoolExecutor(1)
-        running = asyncio.create_task(run_to_end(threads.submit(work)))
-        await until(started.is_set)
-        waiting = asyncio.create_task(run_to_end(threads.submit(started.clear)))
-        await asyncio.sleep(0)
-        for task in (running, waiting):
-            task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert not running.done()
-        release.set()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        threads.shutdown()
-
-    asyncio.run(run())
+    threads = ThreadPoolExecutor(1)
+    running = asyncio.create_task(run_to_end(threads.submit(work)))
+    await until(started.is_set)
+    waiting = asyncio.create_task(run_to_end(threads.submit(started.clear)))
+    await asyncio.sleep(0)
+    for task in (running, waiting):
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert not running.done()
+    release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    threads.shutdown()
     assert started.is_set()  # The call that waited was not run.

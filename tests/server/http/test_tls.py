@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 import struct
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.http.http_protocol import uvicorn_config
-from support.running_server import RunningServer, run_server
+from support.running_server import RunningServer, run_server, until_closed
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +25,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def server(tiny_model_dir: Callable[..., Path], pair: tuple[Path, Path]) -> Iterator[RunningServer]:
-    llm = AsyncLLM(
-        model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1, max_num_seqs=1
-    )
-    with run_server(llm, "tiny", tls=pair) as running:
+def server(tiny_llm: Callable[..., AsyncLLM], pair: tuple[Path, Path]) -> Iterator[RunningServer]:
+    with run_server(tiny_llm(max_num_seqs=1), "tiny", tls=pair) as running:
         running.slow_down(0.005)
         yield running
 
@@ -50,18 +46,6 @@ def start_tls(server: RunningServer, context: ssl.SSLContext, receive_buffer: in
     return context.wrap_socket(server.connect(receive_buffer), server_hostname="127.0.0.1")
 
 
-def until_closed(connection: socket.socket) -> bytes:
-    """The bytes that arrive until the server closes the TCP connection."""
-    received = b""
-    try:
-        while chunk := connection.recv(65536):
-            received += chunk
-    except ConnectionResetError:
-        pass
-    connection.close()
-    return received
-
-
 def client_hello(server_name: bytes) -> bytes:
     """The first record of a TLS 1.2 client."""
 
@@ -73,9 +57,6 @@ def client_hello(server_name: bytes) -> bytes:
     body = b"\3\3" + bytes(32) + b"\0" + b"\0\2\xc0\x2b" + b"\1\0" + struct.pack("!H", len(extensions)) + extensions
     message = b"\1" + struct.pack("!I", len(body))[1:] + body
     return b"\x16\3\1" + struct.pack("!H", len(message)) + message
-
-
-# -- files -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_key_of_another_certificate_is_rejected(pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -110,9 +91,6 @@ def test_a_file_that_cannot_be_read_is_named_alone(tmp_path: Path, name: str) ->
     with pytest.raises(ConfigError) as caught:
         load(*files.values())
     assert str(caught.value) == f"{name}={files[name]} cannot be read (No such file or directory): give a readable file"
-
-
-# -- clients ---------------------------------------------------------------------------------------------------------
 
 
 def test_300_unfinished_handshakes_do_not_delay_a_request(server: RunningServer, trusting: ssl.SSLContext) -> None:

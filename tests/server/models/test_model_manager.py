@@ -1,10 +1,13 @@
-"""Tests loading and unloading of models on demand, with engines that are only counted."""
+"""Tests loading and unloading of models on demand, with engines that are only counted, and the threads of a model."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 
+from chairlift import AsyncLLM
 from chairlift.config import EngineConfig
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.client import EngineStatus
@@ -23,7 +27,8 @@ from chairlift.server.models import model_manager
 from chairlift.server.models.engine_loader import EngineLoader
 from chairlift.server.models.model_manager import ModelManager, ModelNameError
 from chairlift.server.models.model_options import ModelSpec
-from chairlift.server.models.served_model import ModelService, ServedModel
+from chairlift.server.models.served_model import NUM_THREADS, TENANT_THREADS, ModelService, ServedModel
+from chairlift.server.preparation.api_options import ApiOptions
 from support.waiting import AMPLE_SECONDS, until
 
 
@@ -110,248 +115,206 @@ def state_of(manager: ModelManager) -> dict[str, str]:
     return {model.name: model.state for model in manager.models}
 
 
-def test_a_model_is_loaded_once_by_the_first_calls_for_it() -> None:
-    async def test() -> None:
-        manager, loader = make({"a": 1, "b": 1})
-        leases = await asyncio.gather(*(manager.acquire(manager.find(name, ANONYMOUS)) for name in ("a", "a-alias")))
-        assert loader.order == ["a"]
-        assert state_of(manager) == {"a": "loaded", "b": "unloaded"}
-        assert manager.models[0].num_leases == 2
-        for lease in leases:
-            lease.close()
-            lease.close()
-        assert manager.models[0].num_leases == 0
-        assert manager.models[0].num_loads == 1
-        await manager.aclose()
-
-    run(test)
-
-
-def test_the_least_recently_used_idle_model_makes_room(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "chairlift")
-
-    async def test() -> None:
-        manager, loader = make({"a": 4, "b": 4, "c": 4}, budget=8)
-        for name in ("a", "b", "a", "c"):
-            (await manager.acquire(manager.find(name, ANONYMOUS))).close()
-        assert state_of(manager) == {"a": "loaded", "b": "unloaded", "c": "loaded"}
-        assert (loader.order, manager.memory_bytes) == (["a", "b", "c"], 8)
-        assert "model 'b' unloaded" in caplog.text
-        assert "(memory was needed for model 'c')" in caplog.text
-        await manager.aclose()
-
-    run(test)
-
-
-def test_a_model_with_calls_is_not_unloaded_and_leaves_when_they_have_ended() -> None:
-    async def test() -> None:
-        manager, loader = make({"a": 4, "b": 4}, budget=6)
-        busy = await manager.acquire(manager.models[0])
-        waiting = asyncio.create_task(manager.acquire(manager.models[1]))
-        await until(lambda: manager.models[0].is_leaving)
-        later = asyncio.create_task(manager.acquire(manager.models[0]))
-        await asyncio.sleep(0.05)
-        assert not waiting.done()
-        assert not later.done()
-        assert manager.models[0].state == "loaded"
-        busy.close()
-        (await waiting).close()
-        (await later).close()
-        assert loader.order == ["a", "b", "a"]
-        await manager.aclose()
-
-    run(test)
-
-
-def test_a_busy_model_keeps_its_memory_for_a_multiple_of_its_load_time() -> None:
-    async def test() -> None:
-        manager, _loader = make({"a": 4, "b": 4}, budget=6)
-        busy = await manager.acquire(manager.models[0])
-        manager.models[0].load_seconds = 1000.0
-        waiting = asyncio.create_task(manager.acquire(manager.models[1]))
-        await asyncio.sleep(0.05)
-        (await manager.acquire(manager.models[0])).close()
-        manager.models[0].load_seconds = 0.0
-        await until(lambda: manager.models[0].is_leaving)
-        busy.close()
-        (await waiting).close()
-        await manager.aclose()
-
-    run(test)
-
-
-def test_a_load_that_no_call_waits_for_any_more_evicts_nothing() -> None:
-    async def test() -> None:
-        manager, loader = make({"a": 4, "b": 4}, budget=6)
-        busy = await manager.acquire(manager.models[0])
-        waiting = asyncio.create_task(manager.acquire(manager.models[1]))
-        await until(lambda: manager.models[0].is_leaving)
-        waiting.cancel()
-        await until(lambda: manager.models[1].loading is None)
-        (await manager.acquire(manager.models[0])).close()
-        busy.close()
-        assert loader.order == ["a"]
-        await manager.aclose()
-
-    run(test)
-
-
-def test_a_failed_load_fails_only_its_own_calls_and_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        manager, loader = make({"a": 1, "b": 1})
-        loader.errors["a"] = ModelLoadError("a.gguf: no such file")
-        results = await asyncio.gather(
-            *(manager.acquire(model) for model in (*manager.models, manager.models[0])),
-            return_exceptions=True,
-        )
-        assert [type(result).__name__ for result in results] == [
-            "EngineUnavailableError",
-            "ModelLease",
-            "EngineUnavailableError",
-        ]
-        assert "model 'a' cannot be loaded: a.gguf: no such file" in str(results[0])
-        failure, error = manager.models[0].failure, results[0]
-        assert failure is not None
-        assert failure.reason == "a.gguf: no such file"
-        assert isinstance(error, EngineUnavailableError)
-        hidden = error.text(is_admin=False)
-        assert "'a' cannot be loaded: the server's log has the reason" in hidden
-        assert "no such file" not in hidden
-        assert failure.failure_id in hidden
-        assert failure.failure_id in caplog.text
-        del loader.errors["a"]
-        with pytest.raises(EngineUnavailableError):  # at once, without another attempt
-            await manager.acquire(manager.models[0])
-        manager.models[0].failed_at -= model_manager.RETRY_SECONDS
-        (await manager.acquire(manager.models[0])).close()
-        assert manager.models[0].failure is None
-        await manager.aclose()
-
-    run(test)
-
-
-def test_a_model_larger_than_the_budget_is_an_error_with_the_numbers() -> None:
-    async def test() -> None:
-        manager, _loader = make({"a": 9}, budget=8)
-        with pytest.raises(
-            EngineUnavailableError, match=r"needs 9 bytes \(.*\), and models_memory_bytes=8 bytes: raise"
-        ):
-            await manager.acquire(manager.models[0])
-        await manager.aclose()
-
-    run(test)
-
-
-def test_a_model_is_unloaded_after_keep_alive_but_not_during_a_call(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "chairlift")
-
-    async def test() -> None:
-        manager, _loader = make({"a": 1}, keep_alive=0.03)
-        lease = await manager.acquire(manager.models[0])
-        await asyncio.sleep(0.1)
-        assert manager.models[0].state == "loaded"
-        second = lease.renew()
+async def test_a_model_is_loaded_once_by_the_first_calls_for_it() -> None:
+    manager, loader = make({"a": 1, "b": 1})
+    leases = await asyncio.gather(*(manager.acquire(manager.find(name, ANONYMOUS)) for name in ("a", "a-alias")))
+    assert loader.order == ["a"]
+    assert state_of(manager) == {"a": "loaded", "b": "unloaded"}
+    assert manager.models[0].num_leases == 2
+    for lease in leases:
         lease.close()
-        await asyncio.sleep(0.1)
-        assert manager.models[0].state == "loaded"
-        second.close()
-        await until(lambda: manager.models[0].state == "unloaded")
-        assert "(no call for 0.03 s)" in caplog.text
-        (await manager.acquire(manager.models[0])).close()
-        await manager.aclose()
-
-    run(test)
+        lease.close()
+    assert manager.models[0].num_leases == 0
+    assert manager.models[0].num_loads == 1
+    await manager.aclose()
 
 
-def test_an_engine_that_cannot_be_restarted_is_unloaded_and_loaded_again() -> None:
-    async def test() -> None:
-        manager, loader = make({"a": 1})
-        (await manager.acquire(manager.models[0])).close()
-        service: Any = manager.models[0].service
-        service.state = "cannot_restart"
-        await until(lambda: manager.models[0].state == "unloaded")
-        (await manager.acquire(manager.models[0])).close()
-        assert loader.order == ["a", "a"]
-        await manager.aclose()
+async def test_the_least_recently_used_idle_model_makes_room(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "chairlift")
 
-    run(test)
+    manager, loader = make({"a": 4, "b": 4, "c": 4}, budget=8)
+    for name in ("a", "b", "a", "c"):
+        (await manager.acquire(manager.find(name, ANONYMOUS))).close()
+    assert state_of(manager) == {"a": "loaded", "b": "unloaded", "c": "loaded"}
+    assert (loader.order, manager.memory_bytes) == (["a", "b", "c"], 8)
+    assert "model 'b' unloaded" in caplog.text
+    assert "(memory was needed for model 'c')" in caplog.text
+    await manager.aclose()
 
 
-def test_waiting_calls_are_limited_and_end_when_the_server_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_with_calls_is_not_unloaded_and_leaves_when_they_have_ended() -> None:
+    manager, loader = make({"a": 4, "b": 4}, budget=6)
+    busy = await manager.acquire(manager.models[0])
+    waiting = asyncio.create_task(manager.acquire(manager.models[1]))
+    await until(lambda: manager.models[0].is_leaving)
+    later = asyncio.create_task(manager.acquire(manager.models[0]))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    assert not later.done()
+    assert manager.models[0].state == "loaded"
+    busy.close()
+    (await waiting).close()
+    (await later).close()
+    assert loader.order == ["a", "b", "a"]
+    await manager.aclose()
+
+
+async def test_a_busy_model_keeps_its_memory_for_a_multiple_of_its_load_time() -> None:
+    manager, _loader = make({"a": 4, "b": 4}, budget=6)
+    busy = await manager.acquire(manager.models[0])
+    manager.models[0].load_seconds = 1000.0
+    waiting = asyncio.create_task(manager.acquire(manager.models[1]))
+    await asyncio.sleep(0.05)
+    (await manager.acquire(manager.models[0])).close()
+    manager.models[0].load_seconds = 0.0
+    await until(lambda: manager.models[0].is_leaving)
+    busy.close()
+    (await waiting).close()
+    await manager.aclose()
+
+
+async def test_a_load_that_no_call_waits_for_any_more_evicts_nothing() -> None:
+    manager, loader = make({"a": 4, "b": 4}, budget=6)
+    busy = await manager.acquire(manager.models[0])
+    waiting = asyncio.create_task(manager.acquire(manager.models[1]))
+    await until(lambda: manager.models[0].is_leaving)
+    waiting.cancel()
+    await until(lambda: manager.models[1].loading is None)
+    (await manager.acquire(manager.models[0])).close()
+    busy.close()
+    assert loader.order == ["a"]
+    await manager.aclose()
+
+
+async def test_a_failed_load_fails_only_its_own_calls_and_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    manager, loader = make({"a": 1, "b": 1})
+    loader.errors["a"] = ModelLoadError("a.gguf: no such file")
+    results = await asyncio.gather(
+        *(manager.acquire(model) for model in (*manager.models, manager.models[0])), return_exceptions=True
+    )
+    assert [type(result).__name__ for result in results] == [
+        "EngineUnavailableError",
+        "ModelLease",
+        "EngineUnavailableError",
+    ]
+    assert "model 'a' cannot be loaded: a.gguf: no such file" in str(results[0])
+    failure, error = manager.models[0].failure, results[0]
+    assert failure is not None
+    assert failure.reason == "a.gguf: no such file"
+    assert isinstance(error, EngineUnavailableError)
+    hidden = error.text(is_admin=False)
+    assert "'a' cannot be loaded: the server's log has the reason" in hidden
+    assert "no such file" not in hidden
+    assert failure.failure_id in hidden
+    assert failure.failure_id in caplog.text
+    del loader.errors["a"]
+    with pytest.raises(EngineUnavailableError):  # at once, without another attempt
+        await manager.acquire(manager.models[0])
+    manager.models[0].failed_at -= model_manager.RETRY_SECONDS
+    (await manager.acquire(manager.models[0])).close()
+    assert manager.models[0].failure is None
+    await manager.aclose()
+
+
+async def test_a_model_larger_than_the_budget_is_an_error_with_the_numbers() -> None:
+    manager, _loader = make({"a": 9}, budget=8)
+    with pytest.raises(EngineUnavailableError, match=r"needs 9 bytes \(.*\), and models_memory_bytes=8 bytes: raise"):
+        await manager.acquire(manager.models[0])
+    await manager.aclose()
+
+
+async def test_a_model_is_unloaded_after_keep_alive_but_not_during_a_call(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "chairlift")
+
+    manager, _loader = make({"a": 1}, keep_alive=0.03)
+    lease = await manager.acquire(manager.models[0])
+    await asyncio.sleep(0.1)
+    assert manager.models[0].state == "loaded"
+    second = lease.renew()
+    lease.close()
+    await asyncio.sleep(0.1)
+    assert manager.models[0].state == "loaded"
+    second.close()
+    await until(lambda: manager.models[0].state == "unloaded")
+    assert "(no call for 0.03 s)" in caplog.text
+    (await manager.acquire(manager.models[0])).close()
+    await manager.aclose()
+
+
+async def test_an_engine_that_cannot_be_restarted_is_unloaded_and_loaded_again() -> None:
+    manager, loader = make({"a": 1})
+    (await manager.acquire(manager.models[0])).close()
+    service: Any = manager.models[0].service
+    service.state = "cannot_restart"
+    await until(lambda: manager.models[0].state == "unloaded")
+    (await manager.acquire(manager.models[0])).close()
+    assert loader.order == ["a", "a"]
+    await manager.aclose()
+
+
+async def test_waiting_calls_are_limited_and_end_when_the_server_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_manager, "MAX_WAITING_CALLS", 2)
 
-    async def test() -> None:
-        manager, loader = make({"a": 1})
-        loader.gate.clear()
-        waiting = [asyncio.create_task(manager.acquire(manager.models[0])) for _ in range(2)]
-        await until(lambda: manager.num_waiting == 2)
-        with pytest.raises(OverloadedError, match="2 calls wait for models to be loaded"):
-            await manager.acquire(manager.models[0])
-        manager.stop("the server stopped before it had answered this request")
-        for result in await asyncio.gather(*waiting, return_exceptions=True):
-            assert isinstance(result, EngineDeadError)
-        assert loader.num_aborts == 1
-        await manager.aclose()
-
-    run(test)
+    manager, loader = make({"a": 1})
+    loader.gate.clear()
+    waiting = [asyncio.create_task(manager.acquire(manager.models[0])) for _ in range(2)]
+    await until(lambda: manager.num_waiting == 2)
+    with pytest.raises(OverloadedError, match="2 calls wait for models to be loaded"):
+        await manager.acquire(manager.models[0])
+    manager.stop("the server stopped before it had answered this request")
+    for result in await asyncio.gather(*waiting, return_exceptions=True):
+        assert isinstance(result, EngineDeadError)
+    assert loader.num_aborts == 1
+    await manager.aclose()
 
 
-def test_a_call_that_arrives_while_a_load_is_given_up_starts_another_one() -> None:
+async def test_a_call_that_arrives_while_a_load_is_given_up_starts_another_one() -> None:
     """The load of b ends, because its only call was cancelled, in the turn of the event loop before the new call."""
 
-    async def test() -> None:
-        manager, loader = make({"a": 2, "b": 2}, budget=2)
-        a, b = manager.models
-        held = await manager.acquire(a)
-        cancelled = asyncio.create_task(manager.acquire(b))
-        await until(lambda: a.is_leaving)
-        cancelled.cancel()
-        for _ in range(2):
-            await asyncio.sleep(0)
-        assert b.loading is not None
-        assert b.loading.done()
-        asyncio.get_running_loop().call_soon(held.close)
-        (await manager.acquire(b)).close()
-        assert loader.order == ["a", "b"]
-        await manager.aclose()
-
-    run(test)
+    manager, loader = make({"a": 2, "b": 2}, budget=2)
+    a, b = manager.models
+    held = await manager.acquire(a)
+    cancelled = asyncio.create_task(manager.acquire(b))
+    await until(lambda: a.is_leaving)
+    cancelled.cancel()
+    for _ in range(2):
+        await asyncio.sleep(0)
+    assert b.loading is not None
+    assert b.loading.done()
+    asyncio.get_running_loop().call_soon(held.close)
+    (await manager.acquire(b)).close()
+    assert loader.order == ["a", "b"]
+    await manager.aclose()
 
 
-def test_load_and_unload_by_request() -> None:
-    async def test() -> None:
-        manager, _loader = make({"a": 1, "b": 1})
-        assert (await manager.load("a", ANONYMOUS)).state == "loaded"
-        lease = await manager.acquire(manager.models[0])
-        with pytest.raises(HTTPException, match="unfinished calls"):
-            await manager.unload("a", ANONYMOUS)
-        lease.close()
-        assert (await manager.unload("a", ANONYMOUS)).state == "unloaded"
-        assert (await manager.unload("b", ANONYMOUS)).state == "unloaded"
-        fixed = ModelManager([ServedModel(ModelSpec("c"), EventHub())])
-        with pytest.raises(HTTPException, match="always loaded"):
-            await fixed.unload("c", ANONYMOUS)
-        await manager.aclose()
-
-    run(test)
+async def test_load_and_unload_by_request() -> None:
+    manager, _loader = make({"a": 1, "b": 1})
+    assert (await manager.load("a", ANONYMOUS)).state == "loaded"
+    lease = await manager.acquire(manager.models[0])
+    with pytest.raises(HTTPException, match="unfinished calls"):
+        await manager.unload("a", ANONYMOUS)
+    lease.close()
+    assert (await manager.unload("a", ANONYMOUS)).state == "unloaded"
+    assert (await manager.unload("b", ANONYMOUS)).state == "unloaded"
+    fixed = ModelManager([ServedModel(ModelSpec("c"), EventHub())])
+    with pytest.raises(HTTPException, match="always loaded"):
+        await fixed.unload("c", ANONYMOUS)
+    await manager.aclose()
 
 
-def test_keys_may_be_limited_to_models() -> None:
-    async def test() -> None:
-        manager, _loader = make({"a": 1, "b": 1})
-        limited = replace(ANONYMOUS, name="bob", models=frozenset({"b"}))
-        assert manager.find(None, ANONYMOUS).name == "a"
-        assert manager.find(None, limited).name == manager.find("b-alias", limited).name == "b"
-        assert [model.name for model in manager.visible(limited)] == ["b"]
-        with pytest.raises(ModelNameError, match="API key 'bob' may not use model 'a'; it may use b"):
-            manager.find("a", limited)
-        with pytest.raises(ModelNameError, match="may use none"):
-            manager.find(None, Key("eve", models=frozenset({"z"})))
-        with pytest.raises(ModelNameError, match="model 'c' is not served here: use 'a' or 'b'"):
-            manager.find("c", ANONYMOUS)
-        await manager.aclose()
-
-    run(test)
+async def test_keys_may_be_limited_to_models() -> None:
+    manager, _loader = make({"a": 1, "b": 1})
+    limited = replace(ANONYMOUS, name="bob", models=frozenset({"b"}))
+    assert manager.find(None, ANONYMOUS).name == "a"
+    assert manager.find(None, limited).name == manager.find("b-alias", limited).name == "b"
+    assert [model.name for model in manager.visible(limited)] == ["b"]
+    with pytest.raises(ModelNameError, match="API key 'bob' may not use model 'a'; it may use b"):
+        manager.find("a", limited)
+    with pytest.raises(ModelNameError, match="may use none"):
+        manager.find(None, Key("eve", models=frozenset({"z"})))
+    with pytest.raises(ModelNameError, match="model 'c' is not served here: use 'a' or 'b'"):
+        manager.find("c", ANONYMOUS)
+    await manager.aclose()
 
 
 @settings(max_examples=30, deadline=None)
@@ -402,3 +365,34 @@ def test_every_call_gets_its_model_or_its_error_within_the_budget(
         await manager.aclose()
 
     run(test)
+
+
+def test_calls_in_preparation_end_with_the_reason_of_the_stop(tiny_model_dir: Callable[..., Path]) -> None:
+    llm = AsyncLLM(model=str(tiny_model_dir("llama")), num_kv_blocks=20, skip_tokenizer_init=True, num_threads=1)
+    release = threading.Event()
+    started: Counter[str] = Counter()
+
+    def hold(tenant: str) -> None:
+        started[tenant] += 1
+        release.wait(AMPLE_SECONDS)
+
+    async def run() -> None:
+        service = ModelService(llm, ApiOptions())
+        service.start()
+        tenants = ["busy"] * (TENANT_THREADS + 1) + [str(index) for index in range(NUM_THREADS - TENANT_THREADS)]
+        calls = [asyncio.create_task(service.run(tenant, hold, tenant)) for tenant in tenants]
+        await until(lambda: started.total() == NUM_THREADS)
+        assert started["busy"] == TENANT_THREADS, "the other threads are free for other tenants"
+        llm.stop("the server stopped: send it again")
+        await service.aclose()
+        with pytest.raises(EngineDeadError, match="send it again"):
+            await calls.pop(TENANT_THREADS)
+        with pytest.raises(EngineDeadError, match="send it again"):
+            await service.run("", hold, "")
+        release.set()
+        await asyncio.gather(*calls)
+
+    try:
+        asyncio.run(run())
+    finally:
+        release.set()

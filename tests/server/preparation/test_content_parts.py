@@ -1,14 +1,17 @@
-"""Texts of one message, as every endpoint takes them, in prompts of templates that read texts or lists of parts."""
+"""Texts of one message in prompts, turns that are split and combined, and the position of the tools."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from typing import Any, ClassVar
 
+import pytest
 from chat_planner import planner
 
 from chairlift.server.protocol.chat import ChatCompletionRequest
 from chairlift.server.protocol.messages import MessagesRequest
 from chairlift.server.protocol.responses import ResponsesRequest
+from chairlift.server.protocol.turns import with_single_calls
 from support.case_loop import loop_over
 
 TEXT = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
@@ -85,3 +88,98 @@ def test_results_of_tools_in_parts() -> None:
             planner(template + calls).plan(ChatCompletionRequest.model_validate({"messages": messages})).prompts[0][0]
         )
         assert joined in (text or "")
+
+
+class CountedCall(dict[str, Any]):
+    """A call that counts the reads of its fields."""
+
+    reads: ClassVar[Counter[str]] = Counter()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.reads[name] += 1
+        return super().get(name, default)
+
+
+def result(call_id: str, content: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+def calling(*calls: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", "tool_calls": list(calls)}
+
+
+def test_each_call_is_read_once_whatever_results_follow() -> None:
+    calls = [CountedCall(id=str(index)) for index in range(100)]
+    CountedCall.reads.clear()
+    results = [result(call_id, call_id) for index in range(100) for call_id in (str(index), "unknown")]
+    turns = with_single_calls([{"role": "user", "content": "Hi"}, calling(*calls), *results])
+    assert CountedCall.reads["id"] == 100
+    assert turns[1:201] == [turn for call in calls for turn in (calling(call), result(call["id"], call["id"]))]
+    assert turns[201:] == [result("unknown", "unknown")] * 100
+
+
+def test_results_of_one_call_keep_their_order() -> None:
+    a, b, answers = {"id": "a"}, {"id": "b"}, [result("a", "1"), result("a", "2")]
+    assert with_single_calls([calling(a, b), *answers]) == [calling(a), *answers, calling(b)]
+
+
+def test_a_result_after_a_turn_of_the_user_stays_there() -> None:
+    a, b, user = {"id": "a"}, {"id": "b"}, {"role": "user", "content": "So?"}
+    assert with_single_calls([calling(a, b), result("a", "1"), user, result("b", "2")]) == [
+        *(calling(a), result("a", "1"), calling(b)),
+        *(user, result("b", "2")),
+    ]
+
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "description": "Adds two numbers.", "parameters": {"type": "object"}},
+}
+MESSAGES = [{"role": "system", "content": "You add numbers with add."}, {"role": "user", "content": "What is 1 + 2?"}]
+
+
+def tools_start(template: str, **fields: Any) -> tuple[int | None, str]:
+    plan = planner(template).plan(ChatCompletionRequest.model_validate({"messages": MESSAGES, **fields}))
+    text = plan.prompts[0][0]
+    assert text is not None
+    return plan.params.tools_start, text
+
+
+@pytest.mark.parametrize("template", ["qwen3", "{% for m in messages %}{{ m.content }}{% endfor %}"])
+def test_tools_begin_with_the_name_next_to_the_description(template: str) -> None:
+    messages = [{"role": "system", "content": "Füge mit add Zahlen zusammen 🙂. " * 20}, *MESSAGES[1:]]
+    start, text = tools_start(template, tools=[TOOL], messages=messages)
+    assert start is not None
+    name = text.rindex("add", 0, text.index("Adds two numbers."))
+    ids = planner(template).engine.tokenizer.encode(text, add_special_tokens=False)
+    before = planner(template).engine.tokenizer.decode(ids[:start], skip_special_tokens=False)
+    including = planner(template).engine.tokenizer.decode(ids[: start + 1], skip_special_tokens=False)
+    assert len(before) <= name < len(including)
+
+
+def test_reordered_tools_differ_behind_the_start_of_the_tools() -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    other = {**TOOL, "function": {**TOOL["function"], "name": "sub", "description": "Subtracts two numbers."}}
+    start, text = tools_start(template, tools=[TOOL, other])
+    _, reordered = tools_start(template, tools=[other, TOOL])
+    first, second = (
+        planner(template).engine.tokenizer.encode(each, add_special_tokens=False) for each in (text, reordered)
+    )
+    assert start is not None
+    assert first[:start] == second[:start]
+
+
+def test_a_tool_without_a_description_is_found_by_its_name() -> None:
+    function = {"name": "multiply", "parameters": {"type": "object"}}
+    start, text = tools_start("qwen3", tools=[{"type": "function", "function": function}])
+    assert start is not None
+    assert "multiply" not in planner("qwen3").engine.tokenizer.decode(
+        planner("qwen3").engine.tokenizer.encode(text, add_special_tokens=False)[:start]
+    )
+
+
+def test_tools_in_front_of_the_system_message_and_prompts_without_tools() -> None:
+    _, text = tools_start("{% for m in messages %}{{ m.content }}{% endfor %}", tools=[TOOL])
+    assert text.index("Adds two numbers.") < text.index("You add numbers")
+    assert tools_start("qwen3")[0] is None
+    assert tools_start("qwen3", tools=[TOOL], tool_choice="none")[0] is None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -37,10 +39,7 @@ SECRET = "my dear diary"
 
 
 def answering(
-    status: int = 200,
-    call_id: str | None = "r3",
-    is_disconnected: bool = False,
-    finish_reason: str | None = None,
+    status: int = 200, call_id: str | None = "r3", is_disconnected: bool = False, finish_reason: str | None = None
 ) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         call = scope["state"]["call"]
@@ -295,3 +294,30 @@ def test_calls_that_do_not_reach_the_engine_are_not_traced(observer: EngineObser
 def test_an_unknown_format_is_rejected() -> None:
     with pytest.raises(ConfigError, match="access_log_format must be one of text, json, none"):
         ObservabilityOptions("xml")
+
+
+FULL = Path("/dev/full")
+
+
+def test_a_line_is_written_at_once_to_standard_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "stderr"
+    with path.open("w") as file:
+        monkeypatch.setattr(sys, "__stderr__", file)
+        AccessLog("text").write("one \U0001f600")
+        assert path.read_text() == "one \U0001f600\n"
+
+
+def test_standard_error_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "__stderr__", None)
+    AccessLog("text").write("nowhere")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
+def test_standard_error_may_be_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = FULL.open("w")
+    monkeypatch.setattr(sys, "__stderr__", full)
+    log = AccessLog("text")
+    for _ in range(3):
+        log.write("lost")
+    with contextlib.suppress(OSError):
+        full.close()

@@ -1,4 +1,4 @@
-"""Tests the frames and the history of events that live pages read."""
+"""Tests the frames and the history of events that live pages read, and the cost of observers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,24 @@ import dataclasses
 import json
 import threading
 import zlib
+from functools import cache
 from typing import Any
 
 import pytest
 
+from chairlift.clock import VirtualClock
+from chairlift.engine.event_hub import EventHub
 from chairlift.engine.explanation.explain import Viewer
-from chairlift.events import Event, PrefixMatched, RequestRejected, Step, from_json
+from chairlift.engine.process.client import EngineStatus
+from chairlift.events import Event, PrefixMatched, RequestArrived, RequestRejected, Step, from_json
 from chairlift.observability.event_log import encode_event
 from chairlift.server.telemetry import live_feed
+from chairlift.server.telemetry.engine_observer import EngineObserver, engine_metrics
 from chairlift.server.telemetry.live_feed import LiveFeed
 from chairlift.server.telemetry.redaction import Redactor
-from support.tracked_engine import TrackedEngine
+from support.fakes import make_engine, make_request
+from support.operations import count_operations
+from support.tracked_engine import TrackedEngine, started
 
 ADMIN = Viewer()
 TENANT = Viewer("alpha", is_admin=False)
@@ -58,9 +65,7 @@ def test_the_json_of_an_event_is_that_of_the_event_log() -> None:
         assert from_json(encode_event(event)) == event
 
 
-def test_the_history_has_every_event_once_and_each_part_begins_with_a_snapshot(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_history_has_every_event_once_and_each_part_begins_with_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_feed, "MAX_PART_BYTES", 3000)
     compress, threads = zlib.compress, set[threading.Thread]()
 
@@ -204,3 +209,72 @@ def _strings(value: Any) -> list[str]:
         return [value]
     parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
     return [text for part in parts for text in _strings(part)]
+
+
+SIZES = (100, 4_000)
+ANSWERS = 100
+STEPS = 300
+MAX_GROWTH = 2.0
+
+
+@cache
+def engine_events(policy: str, num_sequences: int) -> tuple[list[Event], list[Event]]:
+    """The events of an engine with calls of ANSWERS siblings of two tenants: of their arrival, and of STEPS steps."""
+    core, manager, _, log = make_engine(num_blocks=256, max_num_seqs=16, scheduling_policy=policy)
+    for number in range(num_sequences):
+        call, answer = divmod(number, ANSWERS)
+        leader_id = f"call-{call}~{call}"
+        request_id = f"{leader_id}.{answer}" if answer else leader_id
+        request = make_request(request_id, [call % 50, 5, 6, 7, 8], 2 + number % 3)
+        request.leader_id = leader_id if answer else None
+        request.tenant = "one" if call % 2 else "two"
+        core.add(request)
+    log.events.insert(0, started(manager, scheduling_policy=policy, max_num_seqs=16))
+    arrivals, log.events = log.events, []
+    for _ in range(STEPS):
+        core.step()
+    return arrivals, log.events
+
+
+def observers() -> EventHub:
+    hub = EventHub()
+    observer = EngineObserver(hub, VirtualClock())
+    engine_metrics(hub, lambda: EngineStatus("running", 0, 0.0, 0), observer.tracker, "model")
+    hub.add(LiveFeed(observer.tracker))
+    return hub
+
+
+def operations_per_event(hub: EventHub, events: list[Event]) -> float:
+    return count_operations(lambda: hub.publish(events)) / len(events)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "fair"])
+def test_the_cost_of_an_event_does_not_grow_with_the_number_of_sequences(policy: str, monkeypatch: Any) -> None:
+    # Each kind of work that is done once in a while is done several times.
+    monkeypatch.setattr("chairlift.server.telemetry.live_feed.MAX_PART_BYTES", 1 << 14)
+    costs: dict[str, list[float]] = {"arrivals": [], "steps": []}
+    for size in SIZES:
+        hub, (arrivals, steps) = observers(), engine_events(policy, size)
+        costs["arrivals"].append(operations_per_event(hub, arrivals))
+        costs["steps"].append(operations_per_event(hub, steps))
+    for kind, (smallest, *larger) in costs.items():
+        assert max(larger) <= MAX_GROWTH * smallest, (kind, costs)
+
+
+def test_a_sequence_is_found_by_the_ids_of_its_call_and_prompt_until_too_many_have_followed(monkeypatch: Any) -> None:
+    monkeypatch.setattr("chairlift.server.telemetry.engine_observer.MAX_SEQUENCES", 6)
+    hub = EventHub()
+    observer = EngineObserver(hub)
+
+    def arrive(*request_ids: str) -> None:
+        hub.publish(RequestArrived(0.0, request_id, 1, 1) for request_id in request_ids)
+
+    arrive("first~1", "first~1.1", "first~1.1")
+    assert [found.request.request_id for found in observer.find("first")] == ["first~1", "first~1.1"]
+    arrive("second.0~2", "second.1~3")
+    assert len(observer.find("second")) == 2
+    assert len(observer.find("second.1")) == 1
+    assert len(observer.find("first")) == 2
+    arrive("third~4")
+    assert not observer.find("first"), "the oldest call is forgotten"
+    assert len(observer.find("second")) == 2

@@ -15,6 +15,7 @@ from chairlift.server.tools.answer_formats import (
     tool_call_format,
 )
 from chairlift.server.tools.call_detection import call_style, detected_format
+from chairlift.server.tools.tool_instructions import completed_tool
 from support.call_templates import DEEPSEEK_V31, KIMI, UNKNOWN
 
 
@@ -95,3 +96,13 @@ def test_the_reasoning_format_is_derived_from_the_chat_template() -> None:
     assert reasoning_format("auto", ChatTemplate("<\uff5cAssistant\uff5c>", {})) is None
     assert reasoning_format("none", ChatTemplate("</think>", {})) is None
     assert reasoning_format("auto", None) is None
+
+
+def test_a_tool_with_many_parameters_is_completed_in_linear_time() -> None:
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"properties": {str(i): {} for i in range(200_000)}}},
+    }
+    properties = completed_tool(tool)["function"]["parameters"]["properties"]
+    assert properties == {str(i): {"description": ""} for i in range(200_000)}
+    assert tool["function"]["parameters"]["properties"]["0"] == {}

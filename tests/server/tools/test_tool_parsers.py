@@ -6,17 +6,14 @@ import json
 import sys
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.server.tools.answer_formats import (
-    FORCED_CALLS,
-    REASONING_FORMATS,
-    TOOL_CALL_FORMATS,
-)
+from chairlift.server.tools.answer_formats import FORCED_CALLS, REASONING_FORMATS, TOOL_CALL_FORMATS
 from chairlift.server.tools.answer_parser import (
     CHARACTERS_PER_FEED,
     AnswerParser,
@@ -26,8 +23,11 @@ from chairlift.server.tools.answer_parser import (
 )
 from chairlift.server.tools.channel_parser import ChannelParser
 from chairlift.server.tools.reasoning_parser import AnswerTagParser, ReasoningParser, SpecialTagParser
+from chairlift.server.tools.tag_scanner import argument_kinds
 from chairlift.server.tools.tool_parser import ToolParser
 from chairlift.structured_outputs import Reasoning
+from support.call_corpus import CORPUS, SCHEMA, Answer
+from support.call_corpus import NAMES as CORPUS_NAMES
 from support.case_loop import loop_over
 
 NAMES = frozenset({"get_weather", "f"})
@@ -58,82 +58,42 @@ def read(parser: AnswerParser, parts: list[str], is_complete: bool = False) -> R
 WEATHER = ("get_weather", '{"city": "Paris, {France}"}')
 CALL = f'{{"name": "get_weather", "arguments": {WEATHER[1]}}}'
 EXAMPLES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
-    ("hermes", f"<tool_call>\n{CALL}\n</tool_call>", "", [WEATHER]),
-    (
-        "hermes",
-        f"Let me see.\n<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>",
-        "Let me see.",
-        [WEATHER] * 2,
-    ),
     ("hermes", f"<tool_call>[{CALL}, {CALL}]</tool_call> Done.", " Done.", [WEATHER, WEATHER]),
     ("hermes", '<tool_call>{"arguments": {"a": [1]}, "name": "f"}</tool_call>', "", [("f", '{"a": [1]}')]),
     ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", '{"a": 1}')]),
     ("hermes", '<tool_call>{"name": "f"}</tool_call>', '<tool_call>{"name": "f"}</tool_call>', []),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "b', "", [("f", '{"a": "b')]),
-    (
-        "hermes",
-        '<tool_call>{"name": "other", "arguments": {}}</tool_call>',
-        '<tool_call>{"name": "other", "arguments": {}}</tool_call>',
-        [],
-    ),
+    ("hermes", '<tool_call>{"name": "other", "arguments": {}}</tool_call>',
+     '<tool_call>{"name": "other", "arguments": {}}</tool_call>', []),
     ("hermes", "a < b and <tool_cal", "a < b and <tool_cal", []),
     ("hermes", "<tool_call>nothing</tool_call> ", "<tool_call>nothing</tool_call> ", []),
-    ("llama3_json", '{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
-    (
-        "llama3_json",
-        '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "f", "parameters": {}}',
-        "",
-        [("f", "{}")] * 2,
-    ),
     ("llama3_json", ' {"answer": 42}', ' {"answer": 42}', []),
     ("llama3_json", "[1, 2] are numbers", "[1, 2] are numbers", []),
-    ("mistral", f"[TOOL_CALLS] [{CALL}]", "", [WEATHER]),
     ("mistral", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]f{"b": 2}', "", [("f", '{"a": 1}'), ("f", '{"b": 2}')]),
     ("mistral", "I cannot [TOOL", "I cannot [TOOL", []),
     ("forced", f"[{CALL}]", "", [WEATHER]),
-    ("granite", f"<|tool_call|>[{CALL}, {CALL}]", "", [WEATHER] * 2),
     ("granite", f"<tool_call>[{CALL}]", "", [WEATHER]),
     ("granite", f" [{CALL}]", "", [WEATHER]),
     ("granite", "[1] is a source", "[1] is a source", []),
-    ("phi4_mini_json", f"<|tool_call|>[{CALL}, {CALL}]<|/tool_call|>", "", [WEATHER] * 2),
     ("phi4_mini_json", f'<|tool_call|>[{{"type": "function", "function": {CALL}}}]<|/tool_call|>', "", [WEATHER]),
-    ("phi4_mini_json", f"functools[{CALL}]", "", [WEATHER]),
     ("phi4_mini_json", "import functools", "import functools", []),
-    ("olmo3", "<function_calls>\nf(a=1)\nf()\n</function_calls> Done.", " Done.", [("f", '{"a": 1}'), ("f", "{}")]),
     ("olmo3", "See: <function_calls>f(x={'y': [None, 'it\\'s']})", "See:", [("f", '{"x": {"y": [null, "it\'s"]}}')]),
     ("olmo3", "<function_calls>g(a=1)</function_calls>", "<function_calls>g(a=1)</function_calls>", []),
     ("olmo3", "<function_calls>f(1)</function_calls>", "<function_calls>f(1)</function_calls>", []),
-    ("gemma4", '<|tool_call>call:get_weather{city:<|"|>Paris, {France}<|"|>}<tool_call|>', "", [WEATHER]),
-    (
-        "gemma4",
-        'Now: <|tool_call>call:f{a:[1,true,{b:<|"|>say "x" | <|y<|"|>,<|"|>c d<|"|>:null}]}<tool_call|>'
-        "<|tool_call>call:f{}<tool_call|>",
-        "Now:",
-        [("f", '{"a": [1, true, {"b": "say \\"x\\" | <|y", "c d": null}]}'), ("f", "{}")],
-    ),
+    ("gemma4", 'Now: <|tool_call>call:f{a:[1,true,{b:<|"|>say "x" | <|y<|"|>,<|"|>c d<|"|>:null}]}<tool_call|>'
+     "<|tool_call>call:f{}<tool_call|>", "Now:", [("f", '{"a": [1, true, {"b": "say \\"x\\" | <|y", "c d": null}]}'),
+     ("f", "{}")]),
     ("gemma4", "<|tool_call>call:f{a: word , b:[],}", "", [("f", '{"a": "word", "b": []}')]),
     ("gemma4", '<|tool_call>call:f{a:<|"|>b', "", [("f", '{"a": "b')]),
     ("gemma4", "<|tool_call>call:g{a:1}<tool_call|>", "<|tool_call>call:g{a:1}<tool_call|>", []),
     ("gemma4", "<|tool_call>calling f{}<tool_call|>", "<|tool_call>calling f{}<tool_call|>", []),
-    (
-        "pythonic",
-        "[f(a=true), get_weather(city='Paris')]",
-        "",
-        [("f", '{"a": true}'), ("get_weather", '{"city": "Paris"}')],
-    ),
-    ("pythonic", "Now:\n```tool_code\nf(a=-2.5)\n```", "Now:", [("f", '{"a": -2.5}')]),
     ("pythonic", f"```json\n{CALL}\n```\n```json\n{CALL}\n```", "", [WEATHER] * 2),
     ("pythonic", '```json\n{"a": 1}\n``` shows f(a=1)', '```json\n{"a": 1}\n``` shows f(a=1)', []),
     ("pythonic", "[```", "[```", []),
-    ("pythonic", "[f(a=[1, 'b", "[f(a=[1, 'b", []),
     ("gemma4", "<|tool_call>call:f{a:1]}<tool_call|> b", " b", [("f", '{"a": 1]}')]),
-    (
-        "glm45",
-        "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>x</tool_call>",
-        "",
-        [("f", "<arg_key>a</arg_key>\n<arg_value>1</arg_value>x</tool_call>")],
-    ),
-]
+    ("glm45", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>x</tool_call>", "",
+     [("f", "<arg_key>a</arg_key>\n<arg_value>1</arg_value>x</tool_call>")]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("family", "text", "content", "calls"), EXAMPLES)
@@ -327,14 +287,6 @@ def test_text_without_a_call_is_unchanged(text: str) -> None:
         assert calls or content == text
 
 
-@given(st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=9), max_size=3), min_size=1, max_size=3))
-def test_calls_as_a_template_writes_them_are_parsed(arguments: list[dict[str, str]]) -> None:
-    calls = [json.dumps({"name": "f", "arguments": given}, ensure_ascii=False) for given in arguments]
-    text = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
-    found = read(tool_parser("hermes")(), [text])[2]
-    assert [json.loads(text) for _, text in found] == arguments
-
-
 @pytest.mark.parametrize(
     ("text", "is_inside", "expected"),
     [
@@ -479,3 +431,51 @@ def test_options_of_messages_in_channels() -> None:
     call = f"{WEATHER_HEADER}{WEATHER[1]}<|call|>"
     assert read(ChannelParser(OPENAI, NAMES, max_calls=1), [call + call])[2] == [WEATHER]
     assert read(ChannelParser(OPENAI, NAMES, has_reasoning=False), [ANALYSIS + FINAL]) == ("Hm.Yes.", "", [])
+
+
+KINDS = dict.fromkeys(CORPUS_NAMES, argument_kinds(SCHEMA))
+
+
+def new_parser(forms: str) -> AnswerParser:
+    reasoning_name, _, name = forms.rpartition("+")
+    calls, reasoning = TOOL_CALL_FORMATS[name], REASONING_FORMATS.get(reasoning_name)
+    if calls.channels is not None:
+        return ChannelParser(calls, frozenset(CORPUS_NAMES), kinds=KINDS)
+    rest: Callable[[], AnswerParser] = partial(ToolParser, calls, frozenset(CORPUS_NAMES), None, KINDS)
+    if (tags := reasoning or REASONING_FORMATS.get(name)) is not None and tags.special:
+        rest = partial(SpecialTagParser, tags.special, rest)
+    if reasoning is None:
+        return rest()
+    answer = rest
+    if reasoning.answer is not None:
+        rest = partial(AnswerTagParser, reasoning.answer, rest, calls.openings)
+        answer = answer if reasoning.has_bare_answers else rest
+    form = Reasoning(reasoning.opening, reasoning.closing, reasoning.is_implied, reasoning.label)
+    return ReasoningParser(form, rest, calls.openings, answer)
+
+
+def read_answer(answer: Answer, size: int) -> DeltaMessage:
+    parser, text = new_parser(answer.form), answer.text
+    pieces = [parser.feed(text[start : start + size]) for start in range(0, len(text), size)]
+    return DeltaMessage.joined([*pieces, parser.finish(is_complete=True)])
+
+
+def difference(answer: Answer, found: DeltaMessage) -> str:
+    """How the reading differs from the meaning; empty if it does not."""
+    meant = answer.text if answer.content is None and not (answer.calls or answer.reasoning) else answer.content or ""
+    wanted = (meant, answer.reasoning, list(answer.calls))
+    calls = [(call.name, json.loads(call.arguments)) for call in found.tool_calls]
+    got = (found.content, found.reasoning, calls)
+    return "" if got == wanted else f"{got!r:.300} instead of {wanted!r:.300}"
+
+
+@loop_over("answer", CORPUS)
+def test_answers_are_read_as_they_are_meant(answer: Answer) -> None:
+    for size in (len(answer.text), 1, 4):
+        assert not difference(answer, read_answer(answer, size)), size
+
+
+def test_the_corpus_has_all_formats() -> None:
+    forms = {part for answer in CORPUS for part in answer.form.split("+")}
+    assert forms >= TOOL_CALL_FORMATS.keys() | REASONING_FORMATS.keys()
+    assert len(CORPUS) >= 200

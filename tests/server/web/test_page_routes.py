@@ -1,4 +1,4 @@
-"""Tests the pages and the data of the live page on a running server."""
+"""Tests the pages and the data of the live page, on a running server and of a recorded event log."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
 
 from chairlift import AsyncLLM
 from chairlift.errors import ConfigError, OverloadedError
@@ -25,6 +26,9 @@ from chairlift.server.access.keys import KeyRing, key_record, parse_key
 from chairlift.server.serve_options import parse_root_path
 from chairlift.server.web.burst import BurstSizes, start_burst
 from chairlift.server.web.page_bodies import BurstBody
+from chairlift.server.web.page_language import Language
+from chairlift.server.web.recorded_log import page_app, recorded_log_app
+from support.recorded_logs import recorded_log
 from support.running_server import RunningServer, completion_body, run_server
 from support.waiting import wait_for
 
@@ -38,23 +42,17 @@ def make_keys(admin: str = ADMIN) -> KeyRing:
     )
 
 
-def tiny_llm(tiny_model_dir: Callable[..., Path]) -> AsyncLLM:
-    return AsyncLLM(
-        model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1, max_num_seqs=4
-    )
-
-
 @pytest.fixture(scope="module")
-def guarded(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
+def guarded(tiny_llm: Callable[..., AsyncLLM]) -> Iterator[RunningServer]:
     """A server with keys, and without bursts."""
-    with run_server(tiny_llm(tiny_model_dir), "tiny", keys=make_keys()) as running:
+    with run_server(tiny_llm(max_num_seqs=4), "tiny", keys=make_keys()) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def open_server(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
+def open_server(tiny_llm: Callable[..., AsyncLLM]) -> Iterator[RunningServer]:
     """A server without keys, and with bursts."""
-    with run_server(tiny_llm(tiny_model_dir), "tiny", page_control=True) as running:
+    with run_server(tiny_llm(max_num_seqs=4), "tiny", page_control=True) as running:
         yield running
 
 
@@ -108,10 +106,10 @@ def test_the_api_page_needs_no_key_and_nothing_of_another_host(guarded: RunningS
         assert get(guarded, f"/{path}").status_code == 200, path
 
 
-def test_a_proxy_may_publish_the_server_below_a_path(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_proxy_may_publish_the_server_below_a_path(tiny_llm: Callable[..., AsyncLLM], tmp_path: Path) -> None:
     """The proxy removes the path from requests. Keys, error forms and the access log see the paths of the routes."""
     log = tmp_path / "calls.jsonl"
-    with run_server(tiny_llm(tiny_model_dir), "tiny", keys=make_keys(), access_log=log, root_path="/below") as server:
+    with run_server(tiny_llm(max_num_seqs=4), "tiny", keys=make_keys(), access_log=log, root_path="/below") as server:
         assert get(server, "/openapi.json").json()["servers"] == [{"url": "/below"}]
         assert get(server, "/chat/", OWN).headers["location"] == f"{server.url}/below/chat"
         for path in ("/", "/health", "/page/live.js", "/docs", "/docs/swagger-ui.css"):
@@ -201,9 +199,9 @@ def test_the_readers_of_a_key_are_limited_and_a_closed_stream_is_not_counted(gua
 
 
 @pytest.mark.parametrize("path", ["/v1/page/events", "/v1/events"])
-def test_the_stream_of_a_revoked_or_changed_key_ends(tiny_model_dir: Callable[..., Path], path: str) -> None:
+def test_the_stream_of_a_revoked_or_changed_key_ends(tiny_llm: Callable[..., AsyncLLM], path: str) -> None:
     keys = make_keys()
-    with run_server(tiny_llm(tiny_model_dir), "tiny", keys=keys) as server, stream(server, path, ADMIN) as response:
+    with run_server(tiny_llm(max_num_seqs=4), "tiny", keys=keys) as server, stream(server, path, ADMIN) as response:
         lines = response.iter_lines()
         assert server.post("/v1/completions", completion_body(3), OWN).status_code == 200
         assert next(lines)
@@ -213,10 +211,10 @@ def test_the_stream_of_a_revoked_or_changed_key_ends(tiny_model_dir: Callable[..
         assert get(server, path, ADMIN).status_code == 401
 
 
-def test_the_stream_of_a_revoked_key_ends_without_an_event(tiny_model_dir: Callable[..., Path]) -> None:
+def test_the_stream_of_a_revoked_key_ends_without_an_event(tiny_llm: Callable[..., AsyncLLM]) -> None:
     keys = make_keys()
     with (
-        run_server(tiny_llm(tiny_model_dir), "tiny", keys=keys) as server,
+        run_server(tiny_llm(max_num_seqs=4), "tiny", keys=keys) as server,
         stream(server, "/v1/events", ADMIN) as response,
     ):
         lines = response.iter_lines()
@@ -226,8 +224,8 @@ def test_the_stream_of_a_revoked_key_ends_without_an_event(tiny_model_dir: Calla
         assert len(list(islice(pings, 3))) < 3, "the stream ends long before the third ping"
 
 
-def test_an_open_page_does_not_delay_the_end_of_the_server(tiny_model_dir: Callable[..., Path]) -> None:
-    with run_server(tiny_llm(tiny_model_dir), "tiny") as server:
+def test_an_open_page_does_not_delay_the_end_of_the_server(tiny_llm: Callable[..., AsyncLLM]) -> None:
+    with run_server(tiny_llm(max_num_seqs=4), "tiny") as server:
         server.slow_down(0.02)
         with httpx.stream("GET", f"{server.url}/v1/page/events") as response:
             lines = response.iter_lines()
@@ -354,3 +352,58 @@ def test_the_prompts_of_a_burst_are_drawn_after_its_admission(monkeypatch: pytes
     monkeypatch.setattr("chairlift.server.web.burst._random_prompts", lambda *_: pytest.fail("prompts were drawn"))
     with pytest.raises(OverloadedError):
         asyncio.run(start_burst(llm, cast(Permit, Full()), BurstBody()))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return recorded_log(tmp_path)
+
+
+def test_the_page_shows_the_log(log: Path) -> None:
+    client = TestClient(recorded_log_app(log), base_url="http://127.0.0.1")
+    assert client.get("/").status_code == 200
+    view = client.get("/v1/page").json()
+    assert view["recorded_log"] == "run.jsonl"
+    assert not view["control"]
+    assert client.get("/v1/page/log").text == log.read_text()
+
+
+@pytest.mark.parametrize(("lang", "head"), [(None, "<html lang="), ("zh-TW", '<html data-lang="zh-TW" lang=')])
+def test_the_page_names_the_language_of_the_command(log: Path, lang: Language | None, head: str) -> None:
+    page = TestClient(recorded_log_app(log, lang=lang), base_url="http://127.0.0.1").get("/")
+    assert head in page.text
+    assert "script-src 'self'" in page.headers["content-security-policy"]
+
+
+def test_other_hosts_are_rejected(log: Path) -> None:
+    client = TestClient(recorded_log_app(log), base_url="http://attacker.example")
+    assert client.get("/v1/page/log").status_code == 400
+
+
+def test_another_host_answers_to_its_names(log: Path) -> None:
+    for app in (recorded_log_app(log, "0.0.0.0"), page_app("two runs", "0.0.0.0")):
+        assert TestClient(app, base_url="http://lab.example").get("/").status_code == 200
+    assert TestClient(page_app("two runs"), base_url="http://127.0.0.1").get("/").text == "two runs"
+    assert TestClient(page_app("two runs"), base_url="http://attacker.example").get("/").status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("host", "name"), [("localhost", "localhost"), ("127.0.0.1", "localhost"), ("::1", "[::1]"), ("127.0.0.2",) * 2]
+)
+def test_every_host_of_the_loopback_interface_has_its_own_names_only(log: Path, host: str, name: str) -> None:
+    for app in (recorded_log_app(log, host), page_app("two runs", host)):
+        client = TestClient(app)
+        assert client.get("/", headers={"host": f"{name}:8123"}).status_code == 200
+        assert client.get("/", headers={"host": "attacker.example"}).status_code == 400
+
+
+def test_a_file_that_is_no_event_log_is_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("hello")
+    with pytest.raises(ConfigError, match=r"notes.txt, line 1"):
+        recorded_log_app(path)
+    with pytest.raises(ConfigError, match="No such file"):
+        recorded_log_app(tmp_path / "missing.jsonl")
+    path.write_text("")
+    with pytest.raises(ConfigError, match=r"notes.txt: its first event must be engine_started"):
+        recorded_log_app(path)

@@ -1,4 +1,4 @@
-"""The answers to one prompt share its tokens and the sampling parameters, which are checked once and sent once."""
+"""The answers to one prompt: what they share, what they cost, and the groups that they form."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from chairlift import LLM, SamplingParams
 from chairlift.engine.input_processor import EngineRequest, InputProcessor
 from chairlift.engine.process.commands import Add, Command
+from chairlift.engine.sibling_groups import SiblingGroup, SiblingGroups, unfinished_ids
 from chairlift.sampling_params import MAX_N
 from chairlift.structured_outputs import StructuredOutputs
 from support.operations import count_operations
@@ -102,3 +105,48 @@ def test_consecutive_prompts_with_one_object_are_resolved_once(
     for params in (one, one, other, one):
         make(processor, params, [1, 2])
     assert resolved == [one, other, one]
+
+
+REQUEST_IDS = [f"r{index}" for index in range(8)]
+
+
+class Operations(RuleBasedStateMachine):
+    """Applies random operations to SiblingGroups and to a model: the ids of each group, in order of arrival."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.groups = SiblingGroups[SiblingGroup[int]]()
+        self.added: list[SiblingGroup[int]] = []
+        self.ids: list[list[str]] = []
+
+    @rule(request_ids=st.lists(st.sampled_from(REQUEST_IDS), min_size=1, max_size=4, unique=True))
+    def add(self, request_ids: list[str]) -> None:
+        """Some of the ids may be those of earlier groups, which lose them."""
+        group = SiblingGroup(dict.fromkeys(request_ids, len(self.added)))
+        self.groups.add(group)
+        self.ids = [[one for one in ids if one not in request_ids] for ids in self.ids]
+        self.added.append(group)
+        self.ids.append(request_ids)
+
+    @rule(request_ids=st.lists(st.sampled_from(REQUEST_IDS)))
+    def remove(self, request_ids: list[str]) -> None:
+        """Ids may be unknown, or occur twice."""
+        left = [[one for one in ids if one not in request_ids] for ids in self.ids]
+        ended = [index for index, ids in enumerate(self.ids) if ids and not left[index]]
+        found = self.groups.remove(request_ids)
+        assert sorted(map(self.added.index, found)) == ended
+        self.ids = left
+
+    @invariant()
+    def agrees_with_the_model(self) -> None:
+        assert list(self.groups) == [group for group, ids in zip(self.added, self.ids, strict=True) if ids]
+        assert unfinished_ids(self.groups) == [request_id for ids in self.ids for request_id in ids]
+        assert len(self.groups) == sum(map(len, self.ids))
+        for index, (group, ids) in enumerate(zip(self.added, self.ids, strict=True)):
+            assert group.unfinished == dict.fromkeys(ids, index)
+            assert all(self.groups.get(request_id) is group for request_id in ids)
+        unknown = set(REQUEST_IDS) - set(unfinished_ids(self.groups))
+        assert all(self.groups.get(request_id) is None for request_id in unknown)
+
+
+TestSiblingGroups = Operations.TestCase
