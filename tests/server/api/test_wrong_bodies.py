@@ -166,7 +166,7 @@ def chat(content: Any, role: str = "user", **fields: Any) -> dict[str, Any]:
             ResponsesRequest,
             {"input": [{"type": "song"}]},
             "input[0].type must be one of 'message', 'function_call', 'custom_tool_call', 'function_call_output', "
-            "'reasoning', 'item_reference', 'web_search_call', got 'song'",
+            "'reasoning', 'item_reference', 'web_search_call', 'additional_tools', got 'song'",
         ),
     ],
 )
