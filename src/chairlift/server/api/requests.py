@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
 from typing import Final, Literal
@@ -25,6 +26,7 @@ from chairlift.server.telemetry.engine_observer import ObservedRequest
 
 MAX_EXPLAINED: Final = 16  # sequences of a request, because each is compared with all known requests
 VIEWS_PER_TURN: Final = 32  # sequences of a list that are described before other calls have their turn
+_what_if_thread: Final = ThreadPoolExecutor(1, "chairlift-what-if")  # Several would delay the event loop more.
 
 
 class RequestTimings(BaseModel):
@@ -153,11 +155,11 @@ def router(manager: ModelManager, admission: AdmissionController) -> APIRouter:
 async def _explain(found: list[ObservedRequest], key: Key) -> list[Explanation]:
     """Explain sequences, on a thread where it may take long. The steps are in this order so that the order of the queue
     is computed once for all sequences, and other calls have their turn between two of them."""
-    blocked = []
+    loop, blocked = asyncio.get_running_loop(), []
     for each in found:
         blocked.append(each.observer.explainer.blocked_request(each.request))
         await asyncio.sleep(0)
-    changes = [[] if each is None else await asyncio.to_thread(what_ifs, each) for each in blocked]
+    changes = [[] if each is None else await loop.run_in_executor(_what_if_thread, what_ifs, each) for each in blocked]
     explained = []
     for each, would_admit in zip(found, changes, strict=True):
         observer = each.observer
