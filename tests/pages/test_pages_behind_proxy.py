@@ -7,7 +7,7 @@ import re
 import socket
 import socketserver
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -17,11 +17,16 @@ from support.running_server import RunningServer
 BEGINNING = re.compile(rb"\A([A-Z]+) /(below/)?")
 
 
-def copy(source: socket.socket, target: socket.socket) -> None:
-    """Copy bytes until one of the two connections ends; requests get another path."""
+def without_prefix(request: bytes) -> bytes:
+    """The request with another path. An answer must not be changed: a part of it may begin like a request."""
+    return BEGINNING.sub(lambda found: found[1] + (b" /" if found[2] else b" /unknown/"), request)
+
+
+def copy(source: socket.socket, target: socket.socket, change: Callable[[bytes], bytes]) -> None:
+    """Copy bytes until one of the two connections ends."""
     with contextlib.suppress(OSError):
         while data := source.recv(1 << 16):
-            target.sendall(BEGINNING.sub(lambda found: found[1] + (b" /" if found[2] else b" /unknown/"), data))
+            target.sendall(change(data))
     for connection in (source, target):
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
@@ -35,8 +40,8 @@ def url(server: RunningServer, page: Page) -> Iterator[str]:
         def handle(self) -> None:
             with server.connect() as upstream:
                 upstream.settimeout(None)
-                threading.Thread(target=copy, args=(upstream, self.request), daemon=True).start()
-                copy(self.request, upstream)
+                threading.Thread(target=copy, args=(upstream, self.request, bytes), daemon=True).start()
+                copy(self.request, upstream, without_prefix)
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as proxy:
         proxy.daemon_threads = True
