@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import re
+from dataclasses import replace
 from unittest.mock import patch
 
 import gguf
@@ -23,7 +24,9 @@ from chairlift.kernels.cpu.attention import MAX_HEAD_DIM
 from chairlift.kernels.cpu.formats import ROUNDED, matrix_bytes, native_format, packed_parts
 from chairlift.kernels.cpu.native_set import NativeKernelSet
 from chairlift.kernels.cpu.repacking import RepackingLoss, pack, repacking_notes
+from chairlift.kernels.graph_sizes import graph_sizes
 from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, Prologue
+from chairlift.kernels.kernel_memory import LayerSizes, NetworkSizes, StepSizes
 from chairlift.kernels.kernel_set import MAX_THREADS, KernelsUnavailableError, get_kernels
 from chairlift.kernels.triton import triton_set
 from chairlift.kernels.triton.triton_set import TritonKernelSet
@@ -394,3 +397,16 @@ def test_the_error_names_why_the_extension_cannot_be_loaded(error: ImportError, 
         pytest.raises(KernelsUnavailableError, match=message),
     ):
         load()
+
+
+@pytest.mark.parametrize("num_seqs", [1, 64])
+def test_the_memory_of_graphs_is_planned_on_cuda(num_seqs: int) -> None:
+    layer = LayerSizes(0, 4, 2, 64, 0.125, None, True, True, (NetworkSizes(512, True),))
+    sizes = StepSizes(512, num_seqs, 1024, 16, 256, True, frozenset(), (layer, replace(layer, group=1)))
+    on_cpu, on_cuda = (
+        {item.name: item.num_bytes for item in TritonKernelSet().memory("bfloat16", device, None).step(sizes)}
+        for device in ("cpu", "cuda")
+    )
+    results, tables = sum(graph_sizes(num_seqs)) * 256 * 2, 2 * num_seqs * 64 * 4
+    assert on_cuda.keys() - on_cpu.keys() == {"CUDA graphs", "workspaces of cuBLAS"}
+    assert on_cuda["CUDA graphs"] > results + tables + num_seqs * on_cpu["residual stream"] // 512

@@ -192,7 +192,7 @@ def describe_ray_error(error: BaseException) -> str:
 
 
 FIRST_USER_ID: Final = 501 if sys.platform == "darwin" else 1000
-NOBODY: Final = 65534
+NOBODY_ID: Final = 65534
 NO_LOGIN: Final = ("nologin", "false")
 """The names of programs that are the shells of accounts without a login."""
 
@@ -210,5 +210,5 @@ def other_users() -> list[str]:
     for process in psutil.process_iter(["uids", "username"]):
         if (uids := process.info["uids"]) is not None:
             users[uids.real] = process.info["username"]
-    own = {os.getuid(), NOBODY}
+    own = {os.getuid(), NOBODY_ID}
     return sorted(name for uid, name in users.items() if uid >= FIRST_USER_ID and uid not in own)

@@ -7,8 +7,11 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -32,6 +35,11 @@ EACH_API = pytest.mark.parametrize(
     ],
     ids=["completions", "chat", "responses", "messages"],
 )
+
+
+@dataclass(frozen=True)
+class Shown:
+    replica: str = ""
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +97,33 @@ def test_other_calls_have_their_turn_while_requests_are_listed(monkeypatch: pyte
 
     asyncio.run(list_twice())
     assert len(turns) >= 20
+
+
+def test_one_explanation_at_a_time_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several threads would compete with the event loop for Python's lock."""
+    gate, started = threading.Event(), list[int]()
+
+    def what_ifs(_: object) -> list[object]:
+        started.append(1)
+        assert gate.wait(AMPLE_SECONDS)
+        return []
+
+    async def explain_often() -> int:
+        explainer = Mock(explain=lambda *_: Shown())
+        found: list[Any] = [SimpleNamespace(observer=Mock(explainer=explainer), request=None)]
+        tasks = [asyncio.create_task(requests._explain(found, Mock())) for _ in range(5)]
+        while not started:
+            await asyncio.sleep(0)
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        num_started = len(started)
+        gate.set()
+        await asyncio.gather(*tasks)
+        return num_started
+
+    monkeypatch.setattr(requests, "what_ifs", what_ifs)
+    assert asyncio.run(explain_often()) == 1
+    assert len(started) == 5
 
 
 def test_a_request_is_shown_with_its_timings(tight: RunningServer) -> None:
